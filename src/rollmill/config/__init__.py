@@ -1,0 +1,34 @@
+"""The YAML file as typed, validated, immutable values: one pydantic model per section."""
+
+from rollmill.config.data import DatasetConfig
+from rollmill.config.engine import EmbeddedEngineConfig, EngineConfig
+from rollmill.config.evaluation import EvalConfig, EvalDatasetConfig
+from rollmill.config.model import ModelConfig
+from rollmill.config.reward import RewardConfig
+from rollmill.config.rollout import FilterConfig, RolloutConfig, RolloutHooks
+from rollmill.config.root import Config
+from rollmill.config.run import RunConfig, TelemetryConfig
+from rollmill.config.sampling import SamplingConfig
+from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from rollmill.config.weights import WeightsConfig
+
+__all__ = [
+    "AlgorithmConfig",
+    "Config",
+    "DatasetConfig",
+    "EmbeddedEngineConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "EvalDatasetConfig",
+    "FilterConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RolloutHooks",
+    "RunConfig",
+    "SamplingConfig",
+    "TelemetryConfig",
+    "TrainerConfig",
+    "WeightsConfig",
+]

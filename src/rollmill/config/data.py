@@ -1,0 +1,52 @@
+"""Where prompts come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rollmill.config.base import Section
+
+
+class DatasetConfig(Section):
+    """One data set: files, or a procedural task."""
+
+    path: str | tuple[str, ...] | dict[str, float] | None = None
+    """A JSONL or Parquet file, a glob, a Hugging Face `datasets` folder, a list of those, or a
+    mapping from path to mixing weight. `path@[a:b]` takes a slice of rows."""
+    reasoning_gym: str | None = None
+    """Name of a reasoning-gym task instead of a path."""
+    reasoning_gym_params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the task (`size`, `seed`, and the task's own)."""
+    prompt_key: str = "prompt"
+    """Field with the prompt: text, or a list of chat messages."""
+    label_key: str | None = "label"
+    """Field with the reference answer; null when there is none."""
+    metadata_key: str | None = "metadata"
+    """Field with a JSON object handed to rewards and hooks."""
+    tools_key: str | None = "tools"
+    """Field with tool schemas for the chat template."""
+    images_key: str | None = "images"
+    """Field with images for multimodal models."""
+    apply_chat_template: bool = True
+    """Render the prompt with the tokenizer's chat template; text becomes one user message."""
+    system_prompt: str | None = None
+    """System message put before each prompt. An empty string stops templates that insert a
+    default one from doing so."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the chat template (for example `enable_thinking: false`)."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longer prompts are left out and counted; null allows up to the context limit."""
+    shuffle: bool = True
+    """A new permutation every epoch, from the run's seed and the epoch."""
+    bad_rows: str = Field("stop", pattern="^(stop|skip)$")
+    """`stop`: a bad row ends start-up with file and line. `skip`: it is left out and counted."""
+    max_rows: int | None = Field(None, ge=1)
+    """Use only the first rows."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DatasetConfig:
+        if (self.path is None) == (self.reasoning_gym is None):
+            raise ValueError("give exactly one of `path` and `reasoning_gym`")
+        return self

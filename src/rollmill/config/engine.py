@@ -1,0 +1,57 @@
+"""The inference engines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rollmill.config.base import Section
+from rollmill.config.model import Dtype
+
+
+class EmbeddedEngineConfig(Section):
+    """The built-in engine (`rollmill serve`)."""
+
+    dtype: Dtype = "float32"
+    """Precision of weights and compute. float32 keeps log-probs within 1e-4 of the trainer's."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes the GPU when there is one."""
+    num_threads: int | None = Field(None, ge=1)
+    """CPU threads; null takes all cores (the engine sleeps while the trainer works)."""
+    max_running_requests: int = Field(64, ge=1)
+    """Requests decoded together; more wait in the queue."""
+    max_total_tokens: int | None = Field(None, ge=2)
+    """Tokens of KV cache; null sizes it for max_running_requests at the context length, within
+    a quarter of the memory that is free."""
+    chunked_prefill_tokens: int = Field(512, ge=1)
+    """Prompt tokens computed in one step between two decoding steps."""
+    seed: int = 0
+    """Seed of requests that bring none."""
+
+
+class EngineConfig(Section):
+    """Which engines the run uses and how it talks to them."""
+
+    urls: tuple[str, ...] = ()
+    """Engines that run already (SGLang or `rollmill serve`); never started or stopped by us."""
+    num_engines: int = Field(1, ge=1)
+    """Embedded engines to start when `urls` is empty."""
+    host: str = "127.0.0.1"
+    """Address that embedded engines listen on; loopback unless you say otherwise."""
+    port: int | None = Field(None, ge=1, le=65535)
+    """Port of the first embedded engine, the next ones follow; null takes free ports."""
+    max_concurrent_requests: int = Field(256, ge=1)
+    """Requests in flight over all engines. Counts requests, not groups."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of one generate call."""
+    max_retries: int = Field(3, ge=0)
+    """Further tries after connection errors and 502/503/504; a 4xx is never retried."""
+    start_timeout_s: float = Field(180.0, gt=0)
+    """How long an engine may take to answer its first health check."""
+    health_interval_s: float = Field(10.0, gt=0)
+    """Time between two health checks."""
+    health_strikes: int = Field(3, ge=1)
+    """Health checks that must fail in a row before an engine counts as dead."""
+    embedded: EmbeddedEngineConfig = EmbeddedEngineConfig()
+    """The built-in engine's own settings."""

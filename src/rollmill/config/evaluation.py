@@ -1,0 +1,44 @@
+"""Evaluation on held-out prompts."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rollmill.config.base import Section
+from rollmill.config.data import DatasetConfig
+from rollmill.config.reward import RewardConfig
+from rollmill.config.sampling import SamplingConfig
+
+
+class EvalDatasetConfig(Section):
+    """One evaluation set, with its own sampling, reward and limits."""
+
+    name: str
+    """Name in the metrics: `eval/NAME/…`."""
+    data: DatasetConfig
+    """The prompts."""
+    n_samples_per_prompt: int = Field(1, ge=1)
+    """Answers per prompt; pass@k is given for every power of two up to this."""
+    sampling: SamplingConfig | None = None
+    """How tokens are chosen; null takes the run's with temperature 0."""
+    reward: RewardConfig | None = None
+    """How answers are judged; null takes the run's."""
+    generate: str | None = None
+    """Your generate hook for this set; null takes the run's."""
+    pass_threshold: float = 1.0
+    """Reward from which an answer counts as right, for pass@k."""
+
+
+class EvalConfig(Section):
+    """When and on what to evaluate."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0 is never, except as below."""
+    at_start: bool = True
+    """Evaluate the starting weights."""
+    at_end: bool = True
+    """Evaluate the final weights."""
+    max_concurrent_requests: int | None = Field(None, ge=1)
+    """Requests of evaluation in flight; null takes the engine's limit."""
+    datasets: tuple[EvalDatasetConfig, ...] = ()
+    """The sets; none means no evaluation."""

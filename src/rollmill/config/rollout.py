@@ -1,0 +1,100 @@
+"""Generating one batch of answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rollmill.config.base import Section
+from rollmill.config.sampling import SamplingConfig
+
+
+class FilterConfig(Section):
+    """Which groups are worth training on."""
+
+    dynamic: str | None = None
+    """Judges each finished group: `nonzero_std`, or your `module:function`."""
+    over_sampling: str | None = None
+    """Ranks `over_sampling_batch_size` groups and keeps the first `batch_size`:
+    `by_reward_std`, or your `module:function`."""
+    min_mean_reward: float | None = None
+    """Reject groups whose mean reward is below this."""
+    max_mean_reward: float | None = None
+    """Reject groups whose mean reward is above this."""
+    max_consecutive_rejections: int = Field(1000, ge=1)
+    """Rejections in a row before the run stops and names the filter."""
+    when_short: Literal["error", "keep"] = "error"
+    """At that limit: stop with an error, or take rejected groups to fill the batch."""
+
+
+class RolloutHooks(Section):
+    """Your own functions, by `module:function` or `file.py:function`."""
+
+    generate: str | None = None
+    """Replaces the built-in generate of one sample."""
+    sample: str | None = None
+    """Runs on each sample between generation and reward."""
+    sample_filter: str | None = None
+    """Takes the batch and returns which samples enter the loss."""
+    reward_post_process: str | None = None
+    """Sees the batch's groups after rewards and may change the rewards."""
+    buffer_policy: str | None = None
+    """Chooses the order in which unfinished groups come back."""
+    log_rollout: str | None = None
+    """Gets the batch and returns extra metrics."""
+
+
+class RolloutConfig(Section):
+    """One batch: how many prompts, how many answers each, and what to do with the rest."""
+
+    batch_size: int = Field(8, ge=1)
+    """Prompts (groups) per training step."""
+    n_samples_per_prompt: int = Field(8, ge=1)
+    """Answers per prompt. Group-relative estimators such as GRPO need at least 2."""
+    over_sampling_batch_size: int | None = Field(None, ge=1)
+    """Groups asked for at a time; more than batch_size keeps engines busy at the tail. Null is
+    batch_size."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are chosen."""
+    partial_rollout: bool = False
+    """Keep the tokens of unfinished groups and go on with them next step. Off: the prompts
+    return to the source fresh."""
+    mask_off_policy: bool = False
+    """With partial_rollout, take tokens of earlier weight versions out of the loss."""
+    max_attempt_retries: int = Field(2, ge=0)
+    """Fresh tries of a failed sample before it is FAILED."""
+    on_failed_group: Literal["replace", "keep"] = "replace"
+    """A group with a FAILED sample: take another prompt instead, or keep the group with the
+    failed samples out of the loss and the statistics."""
+    max_failure_rate: float = Field(0.5, gt=0, le=1)
+    """The run stops with the counted reasons when more than this share of the last 64 groups
+    (at least 8) failed."""
+    abort_timeout_s: float = Field(30.0, gt=0)
+    """How long an abort may take before unanswered requests are given up."""
+    deterministic: bool = True
+    """Seed each sample from (run seed, group, attempt, segment): same run, same tokens on the
+    embedded engine, whatever the concurrency."""
+    filters: FilterConfig = FilterConfig()
+    """Which groups are worth training on."""
+    hooks: RolloutHooks = RolloutHooks()
+    """Your own functions."""
+
+    @property
+    def submit_size(self) -> int:
+        """Groups asked for at a time."""
+        return self.over_sampling_batch_size or self.batch_size
+
+    @model_validator(mode="after")
+    def _sizes(self) -> RolloutConfig:
+        if self.submit_size < self.batch_size:
+            raise ValueError(
+                f"over_sampling_batch_size: expected at least batch_size ({self.batch_size}), "
+                f"found {self.over_sampling_batch_size}"
+            )
+        if self.filters.dynamic == "nonzero_std" and self.n_samples_per_prompt == 1:
+            raise ValueError(
+                "filters.dynamic: nonzero_std needs n_samples_per_prompt of 2 or more "
+                "(one answer has no spread, so every group would be rejected)"
+            )
+        return self
