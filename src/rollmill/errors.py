@@ -82,6 +82,10 @@ class RewardError(RollmillError):
     """A reward could not be set up. (A reward that fails on one answer is an outcome instead.)"""
 
 
+class LedgerError(RollmillError):
+    """The ledger cannot be read, or a group was about to be counted twice."""
+
+
 class RolloutError(RollmillError):
     """A batch of rollouts could not be completed."""
 

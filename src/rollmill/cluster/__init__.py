@@ -1,1 +1,1 @@
-"""See ARCHITECTURE.md for what this room holds."""
+"""Starting worker processes and calling them: this machine's now, others' by the same interface."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,7 +15,8 @@ class DatasetConfig(Section):
 
     path: str | tuple[str, ...] | dict[str, float] | None = None
     """A JSONL or Parquet file, a glob, a Hugging Face `datasets` folder, a list of those, or a
-    mapping from path to mixing weight. `path@[a:b]` takes a slice of rows."""
+    mapping from path to mixing weight. `path@[a:b]` takes a slice of rows. Relative paths start
+    from the current directory, or else from the configuration file's folder."""
     reasoning_gym: str | None = None
     """Name of a reasoning-gym task instead of a path."""
     reasoning_gym_params: dict[str, Any] = Field(default_factory=dict)
@@ -40,13 +42,34 @@ class DatasetConfig(Section):
     """Longer prompts are left out and counted; null allows up to the context limit."""
     shuffle: bool = True
     """A new permutation every epoch, from the run's seed and the epoch."""
-    bad_rows: str = Field("stop", pattern="^(stop|skip)$")
+    bad_rows: Literal["stop", "skip"] = "stop"
     """`stop`: a bad row ends start-up with file and line. `skip`: it is left out and counted."""
     max_rows: int | None = Field(None, ge=1)
-    """Use only the first rows."""
+    """Read only the first rows (of each path, when paths have mixing weights)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> DatasetConfig:
         if (self.path is None) == (self.reasoning_gym is None):
             raise ValueError("give exactly one of `path` and `reasoning_gym`")
+        return self
+
+    @model_validator(mode="after")
+    def _paths(self) -> DatasetConfig:
+        if self.path is not None and len(self.path) == 0:
+            raise ValueError("path: expected at least one path, found none")
+        if isinstance(self.path, dict):
+            for name, weight in self.path.items():
+                if not (weight > 0 and math.isfinite(weight)):
+                    raise ValueError(
+                        f"path: expected a mixing weight above 0 for {name}, found {weight}"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _template_options(self) -> DatasetConfig:
+        if not self.apply_chat_template and (self.system_prompt or self.chat_template_kwargs):
+            raise ValueError(
+                "system_prompt and chat_template_kwargs need apply_chat_template: true "
+                "(without the template, prompts are used as they are)"
+            )
         return self

@@ -44,14 +44,24 @@ class EngineConfig(Section):
     max_concurrent_requests: int = Field(256, ge=1)
     """Requests in flight over all engines. Counts requests, not groups."""
     request_timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one generate call."""
+    """Deadline of one generate call, with its retries and waits for a busy engine (429, 503)."""
     max_retries: int = Field(3, ge=0)
-    """Further tries after connection errors and 502/503/504; a 4xx is never retried."""
+    """Further tries after broken connections and 502/504. A busy engine (429, 503) slows requests
+    down and costs no try; another 4xx is never sent again."""
     start_timeout_s: float = Field(180.0, gt=0)
     """How long an engine may take to answer its first health check."""
     health_interval_s: float = Field(10.0, gt=0)
     """Time between two health checks."""
+    health_timeout_s: float = Field(20.0, gt=0)
+    """How long an engine may take to answer a health check. SGLang generates a token for it."""
     health_strikes: int = Field(3, ge=1)
-    """Health checks that must fail in a row before an engine counts as dead."""
+    """Health checks that must fail in a row before an engine counts as dead. It gets no new
+    requests from the first one on."""
+    max_restarts: int = Field(3, ge=0)
+    """Starts of a dead engine that may fail in a row before it is given up; when all engines
+    are, the run stops. Engines given by `urls` are waited for instead."""
+    offload: bool = False
+    """Free the engines' weights and KV cache while the trainer works: for engines that share a
+    GPU, or little memory, with it."""
     embedded: EmbeddedEngineConfig = EmbeddedEngineConfig()
     """The built-in engine's own settings."""

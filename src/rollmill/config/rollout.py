@@ -18,6 +18,8 @@ class FilterConfig(Section):
     over_sampling: str | None = None
     """Ranks `over_sampling_batch_size` groups and keeps the first `batch_size`:
     `by_reward_std`, or your `module:function`."""
+    over_sampling_rest: Literal["reject", "ready"] = "reject"
+    """Groups ranked behind: rejected, or kept ready for the next step."""
     min_mean_reward: float | None = None
     """Reject groups whose mean reward is below this."""
     max_mean_reward: float | None = None
@@ -36,9 +38,11 @@ class RolloutHooks(Section):
     sample: str | None = None
     """Runs on each sample between generation and reward."""
     sample_filter: str | None = None
-    """Takes the batch and returns which samples enter the loss."""
+    """Gets the batch's groups and sets `in_loss = False` on samples to keep out of the loss."""
     reward_post_process: str | None = None
     """Sees the batch's groups after rewards and may change the rewards."""
+    all_samples: str | None = None
+    """Sees the batch's groups and the rejected and failed ones, after rewards."""
     buffer_policy: str | None = None
     """Chooses the order in which unfinished groups come back."""
     log_rollout: str | None = None
@@ -60,16 +64,19 @@ class RolloutConfig(Section):
     partial_rollout: bool = False
     """Keep the tokens of unfinished groups and go on with them next step. Off: the prompts
     return to the source fresh."""
+    max_staleness: int = Field(1, ge=0)
+    """Surplus and unfinished groups whose oldest token is more weight versions old than this
+    are not trained on: their prompts start afresh."""
     mask_off_policy: bool = False
-    """With partial_rollout, take tokens of earlier weight versions out of the loss."""
+    """Take tokens that are more than max_staleness versions old out of the loss instead."""
     max_attempt_retries: int = Field(2, ge=0)
     """Fresh tries of a failed sample before it is FAILED."""
     on_failed_group: Literal["replace", "keep"] = "replace"
     """A group with a FAILED sample: take another prompt instead, or keep the group with the
     failed samples out of the loss and the statistics."""
     max_failure_rate: float = Field(0.5, gt=0, le=1)
-    """The run stops with the counted reasons when more than this share of the last 64 groups
-    (at least 8) failed."""
+    """The run stops with the counted reasons when more than this share of the last 64 groups of a
+    batch (at least 8) failed."""
     abort_timeout_s: float = Field(30.0, gt=0)
     """How long an abort may take before unanswered requests are given up."""
     deterministic: bool = True

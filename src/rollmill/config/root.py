@@ -50,6 +50,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
+        if self.rollout.sampling.temperature == 0:
+            raise ValueError(
+                "rollout.sampling.temperature: expected more than 0 for training, found 0 "
+                "(all answers to a prompt would be the same)"
+            )
         n = self.rollout.n_samples_per_prompt
         if n == 1 and self.trainer.algorithm.advantage in GROUP_RELATIVE:
             raise ValueError(

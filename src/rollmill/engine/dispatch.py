@@ -1,0 +1,196 @@
+"""Getting requests answered by some engine, whatever happens to single ones.
+
+Invariants: a request that `abort_all` finds is never sent (again); a request whose engine died is
+sent to another one, but not for ever, since it may be what kills them; a result is handed out only
+after its weight versions were checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollmill.config.engine import EngineConfig
+from rollmill.engine.admission import Admission
+from rollmill.engine.balance import Balancer
+from rollmill.engine.errors import EngineLost, EngineTimeout, EngineUnreachable, WrongVersion
+from rollmill.engine.health import Phase
+from rollmill.engine.member import Member
+from rollmill.engine.types import GenerateResult
+from rollmill.engine.weight_state import WeightState
+from rollmill.sample import IntArray
+
+MAX_DEATHS_PER_REQUEST = 3
+"""A request whose engine died this often is failed. Two may be bad luck: the second engine was dead
+already when the request came, and nobody had noticed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReport:
+    """What `abort_all` did: requests stopped, and those given up because nobody answered."""
+
+    num_aborted: int
+    num_unanswered: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One request to the pool; fields as of `EnginePool.generate`."""
+
+    rid: str
+    input_ids: IntArray
+    sampling: Mapping[str, Any]
+    session_id: str | None
+    return_routed_experts: bool
+    limit: str | None
+
+    @property
+    def cost(self) -> int:
+        """Tokens of context plus the most that may be written."""
+        return len(self.input_ids) + int(self.sampling["max_new_tokens"])
+
+
+class Dispatcher:
+    """Sends requests to engines.
+
+    Args:
+        members: the engines.
+        weights: what they should serve.
+        admission: the gate that requests pass first.
+        config: deadlines and retries.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        weights: WeightState,
+        admission: Admission,
+        config: EngineConfig,
+    ) -> None:
+        self.num_redispatched = 0
+        self._members = members
+        self._weights = weights
+        self._admission = admission
+        self._config = config
+        self._balancer = Balancer()
+        self._changed = asyncio.Event()
+        self._abort_epoch = 0
+        self._is_closed = False
+
+    async def generate(self, request: Request) -> GenerateResult:
+        """The answer of some engine; an empty aborted one when aborted before an engine saw it.
+
+        Raises:
+            EngineCallError: no engine could answer.
+        """
+        epoch = self._abort_epoch
+        if not await self._admission.enter(request.limit):
+            return GenerateResult.aborted_before_start()
+        try:
+            return await self._until_answered(request, epoch)
+        finally:
+            self._admission.leave(request.limit)
+
+    async def abort_all(self, deadline_s: float) -> AbortReport:
+        """Stop every request submitted before this call; what does not answer by the deadline is
+        given up."""
+        self._abort_epoch += 1
+        num_waiting = self._admission.abort_waiting()
+        num_flying = sum(len(member.flights) for member in self._members)
+        self.notify()
+        unanswered = await asyncio.gather(
+            *(member.flights.abort_until_idle(deadline_s) for member in self._members)
+        )
+        for member, number in zip(self._members, unanswered, strict=True):
+            if number:
+                member.doubt("it did not answer an abort")
+        return AbortReport(num_waiting + num_flying - sum(unanswered), sum(unanswered))
+
+    def notify(self) -> None:
+        """An engine's phase changed: whoever waits for an engine looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Send away who waits; requests that lose their engine from now on are not sent again."""
+        self._is_closed = True
+        self._admission.abort_waiting()
+        self.notify()
+
+    def check_hope(self) -> None:
+        """Raise `EngineLost` when every engine has been given up."""
+        if all(member.health.phase is Phase.GIVEN_UP for member in self._members):
+            raise EngineLost(
+                "no engine is left",
+                expected="at least one engine that starts and stays up",
+                found=self._phases(),
+                fix="see the engines' logs in the run's folder",
+            )
+
+    async def _until_answered(self, request: Request, epoch: int) -> GenerateResult:
+        num_tries = num_deaths = 0
+        while True:
+            member = await self._pick(request, epoch)
+            if member is None:
+                return GenerateResult.aborted_before_start()
+            try:
+                return await self._send(member, request)
+            except (EngineLost, EngineUnreachable) as error:
+                num_tries += 1
+                if isinstance(error, EngineLost):
+                    num_deaths += 1
+                else:
+                    member.doubt(str(error))
+                is_last = num_tries > self._config.max_retries
+                if self._is_closed or is_last or num_deaths >= MAX_DEATHS_PER_REQUEST:
+                    raise
+                self.num_redispatched += 1
+            except WrongVersion as error:
+                member.outdate(str(error))
+                raise
+
+    async def _send(self, member: Member, request: Request) -> GenerateResult:
+        oldest = self._weights.version
+        work = member.client.generate(
+            request.rid,
+            request.input_ids,
+            request.sampling,
+            session_id=request.session_id,
+            return_routed_experts=request.return_routed_experts,
+            oldest_version=oldest,
+        )
+        result = await member.flights.carry(request.rid, request.cost, work)
+        where = f"request {request.rid} on {member.client.url}"
+        self._weights.check(result, oldest, where=where)
+        return result
+
+    async def _pick(self, request: Request, epoch: int) -> Member | None:
+        """The engine for this request, waited for; None when the request was aborted meanwhile."""
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                while epoch == self._abort_epoch and not self._is_closed:
+                    ready = {
+                        number: member.flights.load
+                        for number, member in enumerate(self._members)
+                        if member.health.takes_requests
+                    }
+                    if ready:
+                        chosen = self._balancer.choose(ready, request.session_id, request.cost)
+                        return self._members[chosen]
+                    self.check_hope()
+                    await self._changed.wait()
+                return None
+        except TimeoutError:
+            raise EngineTimeout(
+                "no engine became ready for the request in time",
+                where=f"request {request.rid}",
+                expected=f"a ready engine within {self._config.request_timeout_s:g} s",
+                found=self._phases(),
+            ) from None
+
+    def _phases(self) -> str:
+        return "; ".join(
+            f"{m.client.url} is {m.health.phase} ({m.health.reason})" for m in self._members
+        )

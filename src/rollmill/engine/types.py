@@ -1,0 +1,88 @@
+"""What one generate call returned, as a checked value.
+
+The invariant of `GenerateResult`: one log-prob per token, all finite and none above zero, and
+version spans that cover the tokens exactly, in order. Parsing (`engine/parse.py`) builds nothing
+else, so nobody downstream has to check again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollmill.sample import EngineCounters, FloatArray, IntArray, Segment, float_array, int_array
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped writing."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Output positions `start` (included) to `end` (excluded), written by weights `version`."""
+
+    version: int
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerateResult:
+    """One answer (or part of one, when aborted) of an engine.
+
+    Attributes:
+        token_ids: int32 [T], the tokens written; a matched stop token is among them.
+        log_probs: float32 [T], natural log, at the sampling temperature.
+        spans: which weight version wrote which positions; covers 0..T without gaps.
+        finish: why writing stopped.
+        text: the answer as text; empty when the engine has no tokenizer.
+        counters: what this call cost; `num_calls` is 1 (0 when it never reached an engine).
+        routed_experts: int32 [P + T - 1, layers, top_k], when asked for and the model has experts.
+    """
+
+    token_ids: IntArray
+    log_probs: FloatArray
+    spans: tuple[VersionSpan, ...]
+    finish: FinishReason
+    text: str = ""
+    counters: EngineCounters = field(default_factory=EngineCounters)
+    routed_experts: IntArray | None = None
+
+    @classmethod
+    def aborted_before_start(cls) -> GenerateResult:
+        """The result of a request that was aborted before any engine saw it."""
+        return cls(int_array([]), float_array([]), (), FinishReason.ABORT)
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the number of tokens written."""
+        return len(self.token_ids)
+
+    @property
+    def is_aborted(self) -> bool:
+        """True when the answer is unfinished because of an abort."""
+        return self.finish is FinishReason.ABORT
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Weight versions that wrote at least one token, in order of use."""
+        return tuple(dict.fromkeys(span.version for span in self.spans if len(span)))
+
+    def to_segments(self) -> list[Segment]:
+        """The tokens as trainable segments, one per weight version; none when T is 0."""
+        return [
+            Segment.from_engine(
+                self.token_ids[span.start : span.end],
+                self.log_probs[span.start : span.end],
+                span.version,
+            )
+            for span in self.spans
+            if len(span)
+        ]

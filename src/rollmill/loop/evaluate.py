@@ -1,0 +1,76 @@
+"""`rollmill eval`: evaluate without training."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rollmill.config import Config
+from rollmill.engine.pool import EnginePool
+from rollmill.errors import ConfigError
+from rollmill.loop.parts import open_policy, start_trainer
+from rollmill.loop.run_dir import RunDir, RunLock
+from rollmill.loop.state import TRAINER_STATE
+from rollmill.rollout.evaluate import EvalResult, Evaluator
+from rollmill.rollout.hooks import load_hooks
+from rollmill.sample import flatten
+from rollmill.telemetry.console import RunView
+from rollmill.trainer.checkpoint import CheckpointStore
+from rollmill.weights.disk import DiskTransport
+
+
+async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResult:
+    """Evaluate the run's newest checkpoint, or the starting model when there is none.
+
+    Raises:
+        ConfigError: there are no evaluation sets.
+        RollmillError: something cannot be used as configured.
+    """
+    if not config.eval.datasets:
+        raise ConfigError(
+            "there is nothing to evaluate on", where="eval.datasets", expected="at least one set"
+        )
+    run_dir = RunDir(config.run.dir)
+    policy = open_policy(config)
+    pool = EnginePool(
+        config.engine,
+        model_path=str(policy.folder),
+        tokenizer_path=config.model.tokenizer,
+        context_length=policy.context_length,
+        run_dir=run_dir.root,
+    )
+    evaluator = Evaluator(
+        config,
+        engines=pool,
+        tokenizer=policy.tokenizer,
+        context_length=policy.context_length,
+        generate=load_hooks(config.rollout.hooks, base_dir).generate,
+        base_dir=base_dir,
+    )
+    async with AsyncExitStack() as stack:
+        stack.enter_context(RunLock(run_dir.root))
+        checkpoint = CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints).latest()
+        view.phase("starting engines")
+        await stack.enter_async_context(evaluator)
+        await stack.enter_async_context(pool)
+        step = 0
+        if checkpoint is not None:
+            view.phase(f"loading the checkpoint of step {checkpoint.step}")
+            step = checkpoint.step
+            trainer = await start_trainer(stack, config, policy, run_dir, base_dir)
+            await trainer.call("load", path=str(checkpoint.path / TRAINER_STATE))
+            transport = DiskTransport(
+                config.weights, run_dir.root, dtype=config.engine.embedded.dtype
+            )
+            stack.push_async_callback(transport.close)
+            await transport.sync(trainer, pool, step)
+            await trainer.stop()
+        view.phase("eval")
+        result = await evaluator.run(step)
+        shown = [
+            sample
+            for groups in result.groups.values()
+            for sample in flatten(groups)[: config.telemetry.num_printed_samples]
+        ]
+        view.eval_done(step, result.metrics, shown)
+        return result

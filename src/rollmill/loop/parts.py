@@ -1,0 +1,237 @@
+"""Putting a run together: from a configuration to running engines, judge, trainer and books.
+
+Everything that can be wrong with the configuration, the data, the model or the user's functions is
+found here, before the first rollout; cheap checks come before anything that takes long to start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmill.cluster.local import LocalWorker
+from rollmill.config import Config
+from rollmill.data import load_tokenizer, open_source
+from rollmill.data.ledger import Ledger
+from rollmill.engine.pool import EnginePool
+from rollmill.errors import ConfigError
+from rollmill.filters import DynamicFilter, load_ranking
+from rollmill.loop.run_dir import RunDir
+from rollmill.models import context_length_of, resolve_model
+from rollmill.rewards.judge import Judge
+from rollmill.rollout.evaluate import Evaluator
+from rollmill.rollout.gate import Gate
+from rollmill.rollout.generate import Engines, GenerateContext
+from rollmill.rollout.group import GroupRunner
+from rollmill.rollout.hooks import LoadedHooks, load_hooks
+from rollmill.rollout.manager import RolloutManager, RolloutParts
+from rollmill.telemetry.console import RunView
+from rollmill.telemetry.metrics_log import MetricsLog
+from rollmill.trainer.checkpoint import CheckpointStore
+from rollmill.weights.disk import DiskTransport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop works with, started."""
+
+    config: Config
+    run_dir: RunDir
+    engines: EnginePool
+    rollouts: RolloutManager
+    evaluator: Evaluator
+    trainer: LocalWorker
+    transport: DiskTransport
+    checkpoints: CheckpointStore
+    metrics: MetricsLog
+    view: RunView
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model's files and limits."""
+
+    folder: Path
+    tokenizer: Any
+    context_length: int
+
+
+def open_policy(config: Config) -> Policy:
+    """Find the model and its tokenizer.
+
+    Raises:
+        ModelError: they are missing or unusable.
+        ConfigError: the context length is more than the model has.
+    """
+    folder = resolve_model(config.model.path)
+    tokenizer = load_tokenizer(
+        config.model.tokenizer or folder, trust_remote_code=config.model.trust_remote_code
+    )
+    limit = context_length_of(folder)
+    wanted = config.model.context_length
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ConfigError(
+            "the context length is more than the model's own",
+            where="model.context_length",
+            expected=f"at most {limit}",
+            found=str(wanted),
+        )
+    length = wanted or limit
+    if length is None:
+        raise ConfigError(
+            "the model does not say how long its context is",
+            where="model.context_length",
+            expected="a number of tokens",
+            found="null",
+        )
+    return Policy(folder, tokenizer, length)
+
+
+@asynccontextmanager
+async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncIterator[Parts]:
+    """Start everything a training run needs; stop it all on the way out, whatever happened.
+
+    Args:
+        config: the whole configuration.
+        base_dir: folder of the configuration file.
+        view: the terminal view.
+
+    Raises:
+        RollmillError: something cannot be used as configured.
+    """
+    run_dir = RunDir(config.run.dir)
+    view.phase("reading model and data")
+    policy = open_policy(config)
+    hooks = load_hooks(config.rollout.hooks, base_dir)
+    source = open_source(
+        config.data,
+        tokenizer=policy.tokenizer,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        seed=config.run.seed,
+        context_length=policy.context_length,
+        base_dir=base_dir,
+        buffer_policy=hooks.buffer_policy,
+    )
+    pool = EnginePool(
+        config.engine,
+        model_path=str(policy.folder),
+        tokenizer_path=config.model.tokenizer,
+        context_length=policy.context_length,
+        run_dir=run_dir.root,
+    )
+    evaluator = Evaluator(
+        config,
+        engines=pool,
+        tokenizer=policy.tokenizer,
+        context_length=policy.context_length,
+        generate=hooks.generate,
+        base_dir=base_dir,
+    )
+    judge = Judge(config.reward, seed=config.run.seed, base_dir=base_dir)
+    dynamic = DynamicFilter(
+        config.rollout.filters, reward_key=config.reward.reward_key, base_dir=base_dir
+    )
+    ranking = load_ranking(
+        config.rollout.filters.over_sampling,
+        reward_key=config.reward.reward_key,
+        base_dir=base_dir,
+    )
+    run_dir.write_config(config)
+    async with AsyncExitStack() as stack:
+        ledger = Ledger(run_dir.ledger)
+        stack.callback(ledger.close)
+        view.phase("starting rewards")
+        await stack.enter_async_context(judge)
+        await stack.enter_async_context(evaluator)
+        view.phase("starting trainer")
+        trainer = await start_trainer(stack, config, policy, run_dir, base_dir)
+        view.phase("starting engines")
+        await stack.enter_async_context(pool)
+        transport = DiskTransport(config.weights, run_dir.root, dtype=config.engine.embedded.dtype)
+        stack.push_async_callback(transport.close)
+        runner = make_runner(
+            config, policy, pool=pool, judge=judge, hooks=hooks, new_index=source.new_index
+        )
+        parts = RolloutParts(
+            source=source,
+            ledger=ledger,
+            runner=runner,
+            dynamic_filter=dynamic,
+            ranking=ranking,
+            hooks=hooks,
+            reward_key=config.reward.reward_key,
+        )
+        yield Parts(
+            config=config,
+            run_dir=run_dir,
+            engines=pool,
+            rollouts=RolloutManager(config.rollout, parts, view.progress),
+            evaluator=evaluator,
+            trainer=trainer,
+            transport=transport,
+            checkpoints=CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints),
+            metrics=MetricsLog(run_dir.metrics),
+            view=view,
+        )
+
+
+def make_runner(
+    config: Config,
+    policy: Policy,
+    *,
+    pool: Engines,
+    judge: Judge,
+    hooks: LoadedHooks,
+    new_index: Callable[[], int],
+) -> GroupRunner:
+    """The runner of training groups."""
+    context = GenerateContext(
+        engines=pool,
+        gate=Gate(config.engine.max_concurrent_requests),
+        tokenizer=policy.tokenizer,
+        sampling=config.rollout.sampling,
+        context_length=policy.context_length,
+        seed=config.run.seed if config.rollout.deterministic else None,
+        step=0,
+        scope="train",
+        new_index=new_index,
+        _request_numbers=itertools.count(),
+    )
+    return GroupRunner(
+        generate=hooks.generate,
+        overrides={},
+        context=context,
+        judge=judge,
+        reward=config.reward,
+        max_retries=config.rollout.max_attempt_retries,
+        sample_hook=hooks.sample,
+    )
+
+
+async def start_trainer(
+    stack: AsyncExitStack, config: Config, policy: Policy, run_dir: RunDir, base_dir: Path
+) -> LocalWorker:
+    """The trainer's process, stopped when `stack` closes."""
+    trainer = LocalWorker(
+        "rollmill.trainer.worker:TorchTrainer",
+        name="trainer",
+        log_path=run_dir.logs / "trainer.log",
+        environment={"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"},
+    )
+    stack.push_async_callback(trainer.stop)
+    await trainer.start(
+        config=config.trainer.model_dump(mode="json"),
+        model_path=str(policy.folder),
+        seed=config.run.seed,
+        num_total_steps=config.run.num_steps,
+        context_length=policy.context_length,
+        base_dir=str(base_dir),
+    )
+    return trainer

@@ -1,0 +1,97 @@
+"""The run folder: what lies where, and that only one process works in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import yaml
+
+from rollmill.config import Config
+from rollmill.config.load import to_plain
+from rollmill.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration of the last start, with every default."""
+        return self.root / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per step and per evaluation."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """The books."""
+        return self.root / "ledger.sqlite"
+
+    @property
+    def samples(self) -> Path:
+        """Trained samples, one Parquet file per step."""
+        return self.root / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, one folder per step."""
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the worker processes."""
+        return self.root / "logs"
+
+    def eval_samples(self, name: str) -> Path:
+        """Answers of one evaluation set, one Parquet file per evaluation."""
+        return self.root / "eval" / name
+
+    def write_config(self, config: Config) -> None:
+        """Write down the whole configuration."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+        aside = self.config.with_suffix(".tmp")
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, self.config)
+
+
+class RunLock:
+    """Held while a process works in a run folder; gone with the process, however it ends."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / ".lock"
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise ConfigError(
+                "another process is working in this run folder",
+                where=str(self._path.parent),
+                expected="one process per run folder",
+                fix="wait for it, stop it, or choose another run.dir",
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()

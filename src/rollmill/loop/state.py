@@ -1,0 +1,54 @@
+"""Saving and resuming: the trainer's state, the rollouts' state and the position of the books."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+
+from rollmill.cluster.local import LocalWorker
+from rollmill.rollout.manager import RolloutManager
+from rollmill.telemetry.metrics_log import MetricsLog
+from rollmill.trainer.checkpoint import CheckpointStore
+
+logger = logging.getLogger(__name__)
+ROLLOUT_STATE = "rollout.msgpack"
+TRAINER_STATE = "trainer"
+
+
+async def save(
+    store: CheckpointStore, step: int, *, trainer: LocalWorker, rollouts: RolloutManager
+) -> None:
+    """Write the checkpoint of `step`; it exists whole or not at all."""
+    folder = store.begin(step)
+    (folder / TRAINER_STATE).mkdir()
+    await trainer.call("save", path=str(folder / TRAINER_STATE))
+    (folder / ROLLOUT_STATE).write_bytes(msgspec.msgpack.encode(rollouts.state_dict()))
+    await asyncio.to_thread(store.commit, step, {"weight_version": step})
+    logger.info("saved the checkpoint of step %d", step)
+
+
+async def resume(
+    store: CheckpointStore,
+    *,
+    trainer: LocalWorker,
+    rollouts: RolloutManager,
+    metrics: MetricsLog,
+) -> int:
+    """Go on from the newest whole checkpoint; the number of steps done (0 without one).
+
+    Raises:
+        CheckpointError: there are checkpoints and none can be used.
+    """
+    checkpoint = await asyncio.to_thread(store.latest)
+    if checkpoint is None:
+        rollouts.forget_everything()
+        metrics.forget_after(-1)
+        return 0
+    await trainer.call("load", path=str(checkpoint.path / TRAINER_STATE))
+    state: dict[str, Any] = msgspec.msgpack.decode((checkpoint.path / ROLLOUT_STATE).read_bytes())
+    rollouts.load_state_dict(state)
+    metrics.forget_after(checkpoint.step)
+    return checkpoint.step

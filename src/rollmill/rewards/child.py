@@ -1,0 +1,202 @@
+"""The process that grades: it may hang, crash or be killed at any moment.
+
+It reads tasks from a socket, grades them and writes results. What it is on stands in the shared
+page (`progress.py`), so that the process above can tell the culprit when it has to kill. It holds
+no state that matters: a task that was sent and not answered is sent again to its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from rollmill.config.reward import RewardConfig
+from rollmill.errors import RollmillError
+from rollmill.rewards.functions import CustomReward, is_function_path
+from rollmill.rewards.graders.base import Grader
+from rollmill.rewards.judging import call_coroutine_function, call_function, judge_with
+from rollmill.rewards.limits import die_with_parent, limit_memory, resident_bytes
+from rollmill.rewards.outcome import Outcome
+from rollmill.rewards.progress import IDLE, OVERLAPPING, STARTING, SharedProgress
+from rollmill.rewards.protocol import (
+    Batch,
+    Envelope,
+    FrameBuffer,
+    Ready,
+    Result,
+    Results,
+    Setup,
+    SetupFailed,
+    Task,
+    decode_task,
+    decode_to_worker,
+    encode,
+    framed,
+)
+from rollmill.rewards.registry import GraderTable
+
+LOAD_LIMIT_S = 120.0
+"""Time in which graders, and modules of user functions, must be loaded."""
+FLUSH_S = 0.002
+HEARTBEAT_S = 0.2
+READ_BYTES = 1 << 18
+RECYCLE_CHECK_EVERY = 256
+
+
+def run_child(setup: Setup, sock: socket.socket, progress: SharedProgress, parent: int) -> None:
+    """Grade until the socket closes. Called right after the fork; never returns normally."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(parent)
+    sys.set_int_max_str_digits(0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    progress.set(STARTING, LOAD_LIMIT_S)
+    asyncio.run(_Child(setup, sock, progress).serve())
+
+
+class _Child:
+    def __init__(self, setup: Setup, sock: socket.socket, progress: SharedProgress) -> None:
+        self._config = RewardConfig.model_validate_json(setup.config)
+        self._setup = setup
+        self._sock = sock
+        self._progress = progress
+        self._table = GraderTable(self._config, base_dir=Path(setup.base_dir), seed=setup.seed)
+        self._finished: list[Result] = []
+        self._last_flush = 0.0
+        self._learned: set[str] = set()
+        self._overlapping: set[asyncio.Task[None]] = set()
+        self._num_graded = 0
+        self._recycle_at = resident_bytes() + (self._config.worker_memory_mb << 20) // 2
+
+    async def serve(self) -> None:
+        self._sock.setblocking(False)
+        if not await self._prepare():
+            return
+        limit_memory(self._config.worker_memory_mb)
+        buffer = FrameBuffer()
+        loop = asyncio.get_running_loop()
+        self._mark_rest()
+        while data := await loop.sock_recv(self._sock, READ_BYTES):
+            for frame in buffer.feed(data):
+                message = decode_to_worker(frame)
+                if isinstance(message, Batch):
+                    await self._grade(message)
+            await self._flush()
+            self._recycle_if_fat()
+
+    async def _prepare(self) -> bool:
+        try:
+            loaded = {
+                name: self._table.get(name, per_group=self._per_group(name))
+                for name in self._setup.graders
+            }
+        except RollmillError as error:
+            failed = SetupFailed(type(error).__name__, error.what, dict(error.parts()))
+            await self._send(encode(failed))
+            return False
+        concurrent = [name for name, grader in loaded.items() if _is_async(grader)]
+        await self._send(encode(Ready(tuple(concurrent))))
+        return True
+
+    def _per_group(self, name: str) -> bool:
+        return self._config.per_group and is_function_path(name)
+
+    async def _grade(self, batch: Batch) -> None:
+        for envelope in batch.tasks:
+            self._progress.set(envelope.number, LOAD_LIMIT_S)
+            task = decode_task(envelope.body)
+            grader = self._load(task)
+            if isinstance(grader, str):
+                outcomes = [Outcome.error(grader) for _ in task.inputs]
+            elif isinstance(grader, CustomReward) and grader.is_async:
+                self._learned.add(task.grader)
+                await self._start_coroutine(grader, envelope, task, alone=batch.alone)
+                continue
+            else:
+                self._progress.set(envelope.number, self._limit(task))
+                outcomes = self._grade_now(grader, task)
+            self._finished.append(Result(envelope.number, outcomes))
+            if time.monotonic() - self._last_flush > FLUSH_S:
+                await self._flush()
+        self._mark_rest()
+
+    def _load(self, task: Task) -> Grader | CustomReward | str:
+        try:
+            return self._table.get(task.grader, per_group=task.grouped)
+        except RollmillError as error:
+            return str(error)
+
+    def _grade_now(self, grader: Grader | CustomReward, task: Task) -> list[Outcome]:
+        try:
+            if isinstance(grader, CustomReward):
+                return call_function(grader, task.inputs)
+            return [judge_with(grader, item) for item in task.inputs]
+        except MemoryError:
+            self._recycle_at = 0  # the heap is full of this answer's remains: start afresh
+            limit = self._config.worker_memory_mb
+            return [Outcome.error(f"out of memory (limit {limit} MiB)") for _ in task.inputs]
+        finally:
+            self._num_graded += 1
+
+    async def _start_coroutine(
+        self, function: CustomReward, envelope: Envelope, task: Task, *, alone: bool
+    ) -> None:
+        running = asyncio.create_task(self._run_coroutine(function, envelope.number, task))
+        if alone:
+            self._progress.set(envelope.number, self._limit(task) + 1.0)
+            await running
+            return
+        if not self._overlapping:
+            self._heart = asyncio.create_task(self._beat())
+        self._overlapping.add(running)
+        running.add_done_callback(self._overlapping.discard)
+
+    async def _run_coroutine(self, function: CustomReward, number: int, task: Task) -> None:
+        outcomes = await call_coroutine_function(function, task.inputs, self._limit(task))
+        self._num_graded += 1
+        self._finished.append(Result(number, outcomes))
+        await self._flush()
+
+    async def _beat(self) -> None:
+        while self._overlapping:
+            self._mark_rest()
+            await asyncio.sleep(HEARTBEAT_S)
+        self._mark_rest()
+
+    def _mark_rest(self) -> None:
+        """Between tasks: nothing runs, or only coroutines that must keep the loop turning."""
+        if self._overlapping:
+            self._progress.set(OVERLAPPING, self._config.timeout_s + 10 * HEARTBEAT_S)
+        else:
+            self._progress.set(IDLE, 0.0)
+
+    def _limit(self, task: Task) -> float:
+        return self._config.timeout_s * max(1, len(task.inputs))
+
+    def _recycle_if_fat(self) -> None:
+        """End this process when grading has left it large: the next one starts from the fork."""
+        if self._overlapping or (self._recycle_at and self._num_graded < RECYCLE_CHECK_EVERY):
+            return
+        self._num_graded = 0
+        if resident_bytes() > self._recycle_at:
+            os._exit(0)
+
+    async def _flush(self) -> None:
+        finished, self._finished = self._finished, []
+        if finished:
+            learned, self._learned = self._learned, set()
+            await self._send(encode(Results(finished, tuple(sorted(learned)))))
+        self._last_flush = time.monotonic()
+
+    async def _send(self, payload: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, framed(payload))
+
+
+def _is_async(grader: Grader | CustomReward) -> bool:
+    return isinstance(grader, CustomReward) and grader.is_async

@@ -1,0 +1,200 @@
+"""`gpqa`: multiple choice. The letter that the answer commits to, or the option's text.
+
+A letter that is only mentioned on the way ("unlike A, …") is no answer. The valid letters come from
+the row's choices.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from rollmill.rewards.graders.base import GradingError, Params, Score, label_text
+from rollmill.rewards.inputs import RewardInput
+from rollmill.rewards.mathematics.clean import as_words, clean
+from rollmill.rewards.mathematics.extract import after_thinking, last_boxed
+
+_OPEN, _CLOSE = r"[*_`\"'({\[$\\]*\s*(?:\\?text(?:bf)?\{)?[({\[]?\s*", r"(?![\w'’])"
+_LEAD = (
+    r"(?:answer|option|choice|selection)(?:\s+(?:choice|option))?"
+    r"(?:\s+(?:here|to\s+[^.\n]{1,60}?|for\s+[^.\n]{1,60}?))?"
+)
+_OPTION_WORD = r"(?:(?:option|choice|answer|letter)\s*:?\s*)?"
+
+
+class GpqaParams(Params):
+    """`gpqa` has no settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The valid letters, and the options' texts where the row has them."""
+
+    letters: str
+    texts: dict[str, str]
+
+    def letter_of(self, text: str) -> str | None:
+        """The letter whose option reads as `text`, whole; None when none or several do."""
+        wanted = as_words(clean(text))
+        found = [k for k, option in self.texts.items() if as_words(clean(option)) == wanted]
+        return found[0] if len(found) == 1 else None
+
+
+class GpqaGrader:
+    """1 for the right option, else 0."""
+
+    def __init__(self, params: GpqaParams) -> None:
+        self._params = params
+
+    def extract(self, item: RewardInput) -> str | None:
+        """The letter, or the option's text that the response ends on."""
+        return committed_choice(after_thinking(item.response), options_of(item))
+
+    def score(self, answer: str, item: RewardInput) -> Score | None:
+        """Compare with the right letter; an answer that is no option is invalid."""
+        options = options_of(item)
+        right = right_letter(item, options)
+        letter = _as_letter(answer, options) or options.letter_of(answer)
+        if letter is None:
+            is_right = right is None and _same_words(answer, label_text(item.label))
+            return Score(1.0) if is_right else None
+        if right is None:
+            raise GradingError(f"expected the label to name an option, found {item.label!r}")
+        return Score(float(letter == right), extracted=letter)
+
+
+def options_of(item: RewardInput) -> Options:
+    """The options of a row: `metadata.choices` (list or mapping), `valid_letters`, or A to J."""
+    choices = item.metadata.get("choices")
+    if isinstance(choices, dict):
+        texts = {str(key).strip().upper(): str(value) for key, value in choices.items()}
+    elif isinstance(choices, list | tuple):
+        texts = dict(zip(string.ascii_uppercase, map(str, choices), strict=False))
+    else:
+        texts = {}
+    given = item.metadata.get("valid_letters")
+    letters = "".join(str(one).strip().upper()[:1] for one in given) if given else "".join(texts)
+    if not letters and not texts and _is_text_label(item.label):
+        texts = {"": label_text(item.label)}
+    return Options(letters or "ABCDEFGHIJ", texts)
+
+
+def _is_text_label(label: Any) -> bool:
+    return isinstance(label, str) and len(label.strip(" ().")) > 1
+
+
+def right_letter(item: RewardInput, options: Options) -> str | None:
+    """The right letter: `metadata.correct_letter`, a letter, an index, or an option's text."""
+    given = item.metadata.get("correct_letter")
+    label = given if given is not None else item.label
+    if isinstance(label, bool) or label is None or label == "":
+        raise GradingError(f"expected the label to name an option, found {label!r}")
+    if isinstance(label, int):
+        if not 0 <= label < len(options.letters):
+            raise GradingError(f"expected an option's index, found {label} of {options.letters}")
+        return options.letters[label]
+    text = label_text(label[0] if isinstance(label, list) and len(label) == 1 else label)
+    return options.letter_of(text) or _as_letter(text, options)
+
+
+def committed_choice(response: str, options: Options) -> str | None:
+    """The letter or the option's text that a response commits to; None when it does not."""
+    boxed = last_boxed(response)
+    if boxed is not None:
+        return _as_letter(boxed, options) or _as_option(boxed, options)
+    letter = _stated_letter(response, options)
+    if letter is not None:
+        return letter
+    lines = [line for line in response.splitlines() if line.strip()]
+    if not lines:
+        return None
+    return (
+        _as_letter(lines[-1], options)
+        or _as_option(lines[-1], options)
+        or _only_letter(lines[-1], options)
+        or _only_option(lines[-1], options)
+    )
+
+
+def _as_letter(text: str, options: Options) -> str | None:
+    """A text that is a letter, perhaps in brackets or with its option's text behind it."""
+    pattern = (
+        rf"\W*(?:option|choice|answer)?\W*([{options.letters}])(?:\W*|[).:]+\s.*|\s*[-–—]\s.*)"
+    )
+    text = clean(text)
+    match = re.fullmatch(pattern, text, re.DOTALL) or re.fullmatch(
+        rf"\W*([{options.letters.lower()}])\W*", text
+    )
+    return match.group(1).upper() if match is not None else None
+
+
+def _as_option(text: str, options: Options) -> str | None:
+    letter = options.letter_of(
+        re.sub(r"^\W*(?:final\s+)?answer\W+(?:is\s+)?", "", text, flags=re.I)
+    )
+    return letter if letter is not None and letter != "" else _same_label(text, options)
+
+
+def _same_label(text: str, options: Options) -> str | None:
+    label = options.texts.get("")
+    return text.strip() if label is not None and _same_words(text, label) else None
+
+
+def _same_words(a: str, b: str) -> bool:
+    return as_words(clean(a)) == as_words(clean(b)) != ""
+
+
+def _stated_letter(response: str, options: Options) -> str | None:
+    """The last letter stated to be the answer, statements about wrong ones left out."""
+    letters = f"[{options.letters}]"
+    letter = rf"{_OPEN}({letters}){_CLOSE}"
+    statements = (
+        rf"{_LEAD}\s*(?:must\s+be|should\s+be|would\s+be|will\s+be|is|=|:|：)[\s*_]*:?\s*"
+        rf"(?:therefore|thus|clearly|definitely|simply|just)?,?\s*"
+        rf"(?:most\s+likely\s+|probably\s+)?{_OPTION_WORD}{letter}",
+        rf"{letter}[\s)}}\]*_]*\s(?:is|must\s+be)\s+(?:the\s+|a\s+)?(?:correct|right|best)(?!\w)",
+        rf"(?:choose|select|pick|go\s+with|final\s+(?:answer|option|choice))[\s:*_]*"
+        rf"{_OPTION_WORD}{letter}",
+        rf"(?:correct|right|best)\s+(?:one|{_LEAD})\s*(?:is|:)?\s*{_OPTION_WORD}{letter}",
+    )
+    last: tuple[int, str] | None = None
+    for statement in statements:
+        for match in re.finditer(
+            f"(?i:{statement})".replace(letters, f"(?-i:{letters})"), response
+        ):
+            is_article = match.group(1) == "A" and re.match(r"\s+[a-z]", response[match.end(1) :])
+            if not is_article or re.match(
+                r"\s+(?:is|because|since|as|and)\b", response[match.end(1) :]
+            ):
+                place = match.start(1)
+                last = (place, match.group(1)) if last is None or place > last[0] else last
+    return last[1] if last is not None else None
+
+
+def _only_letter(line: str, options: Options) -> str | None:
+    """The one valid capital that stands alone in a line; the article and the pronoun do not."""
+    pattern = rf"(?<![\w'’]){_standing(options)}(?![\w'’])"
+    found = {
+        match.group()
+        for match in re.finditer(pattern, line)
+        if not (match.group() in "AI" and re.match(r"\s+[a-z]", line[match.end() :]))
+    }
+    return found.pop() if len(found) == 1 and not re.search(r"\b(?:not|n't|nor)\b", line) else None
+
+
+def _standing(options: Options) -> str:
+    return f"[{options.letters}]"
+
+
+def _only_option(line: str, options: Options) -> str | None:
+    """The one option whose text stands in a line as whole words."""
+    words = f" {re.sub(r'[^0-9a-z.+-]+', ' ', clean(line).lower())} "
+    found = []
+    for letter, text in options.texts.items():
+        option = re.sub(r"[^0-9a-z.+-]+", " ", clean(text).lower()).strip()
+        if option and re.search(rf"(?<![\w.+-]){re.escape(option)}(?![\w+-]|\.\d)", words):
+            found.append((letter, option))
+    longest = [f for f in found if not any(f[1] in g[1] and f is not g for g in found)]
+    return (longest[0][0] or options.texts[""]) if len(longest) == 1 else None

@@ -1,0 +1,182 @@
+"""Which groups make up a batch: a pure state machine, with no I/O and no clock.
+
+It is told what happened (groups were submitted, one finished, one failed, one came back
+unfinished) and answers what to do (how many to submit, accept or reject, whether it is done).
+`target` groups are wanted: the batch size, or more when an over-sampling filter ranks them.
+
+Invariant, at every moment: submitted = in flight + accepted + surplus + rejected + failed +
+returned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from rollmill.errors import RolloutError
+from rollmill.filters.verdict import Verdict
+from rollmill.sample import Group
+
+FAILURE_WINDOW = 64
+MIN_FAILURE_WINDOW = 8
+
+
+class Decision(StrEnum):
+    """What becomes of a group that is done."""
+
+    ACCEPT = "accept"
+    SURPLUS = "surplus"
+    REJECT = "reject"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectLimits:
+    """How many groups, and when to give up.
+
+    Attributes:
+        target: groups wanted.
+        submit_size: groups asked for at a time.
+        max_consecutive_rejections: rejections in a row before giving up.
+        when_short: at that limit, raise, or take rejected groups.
+        max_failure_rate: share of the last groups that may fail.
+        filter_name: named in the error.
+    """
+
+    target: int
+    submit_size: int
+    max_consecutive_rejections: int
+    when_short: Literal["error", "keep"]
+    max_failure_rate: float
+    filter_name: str
+
+
+class Collector:
+    """Collects one batch. See the module for what it promises."""
+
+    def __init__(self, limits: CollectLimits) -> None:
+        self._limits = limits
+        self._consecutive_rejections = 0
+        self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
+        self.num_submitted = 0
+        self.num_in_flight = 0
+        self.num_returned = 0
+        self.accepted: list[Group] = []
+        self.surplus: list[Group] = []
+        self.rejected: list[tuple[Group, str]] = []
+        self.failed: list[tuple[Group, str]] = []
+        self.reasons: Counter[str] = Counter()
+
+    @property
+    def is_done(self) -> bool:
+        """True when the batch is full."""
+        return len(self.accepted) >= self._limits.target
+
+    def num_to_submit(self) -> int:
+        """Groups to submit now so that in flight + accepted reaches the target; 0 when it does."""
+        if self.is_done:
+            return 0
+        missing = self._limits.target - self.num_in_flight - len(self.accepted)
+        if missing <= 0:
+            return 0
+        rounds = -(-missing // self._limits.submit_size)
+        return rounds * self._limits.submit_size
+
+    def offer_ready(self, group: Group) -> Decision:
+        """A group that finished and passed the filter in an earlier step."""
+        self.num_submitted += 1
+        return self._take(group)
+
+    def submitted(self, num_groups: int) -> None:
+        """Groups were sent off."""
+        self.num_submitted += num_groups
+        self.num_in_flight += num_groups
+
+    def finished(self, group: Group, verdict: Verdict) -> Decision:
+        """A group in flight is done and was judged.
+
+        Raises:
+            RolloutError: too many rejections in a row; the reasons are counted in it.
+        """
+        self.num_in_flight -= 1
+        self._recent.append(False)
+        if verdict.keep:
+            self._consecutive_rejections = 0
+            return self._take(group)
+        reason = verdict.reason or "rejected"
+        self.rejected.append((group, reason))
+        self.reasons[reason] += 1
+        self._consecutive_rejections += 1
+        if self._consecutive_rejections >= self._limits.max_consecutive_rejections:
+            self._give_up_or_fill()
+        return Decision.REJECT
+
+    def failed_group(self, group: Group, reason: str) -> Decision:
+        """A group in flight cannot be used.
+
+        Raises:
+            RolloutError: too large a share of the last groups failed; it counts the reasons.
+        """
+        self.num_in_flight -= 1
+        self.failed.append((group, reason))
+        self._recent.append(True)
+        rate = sum(self._recent) / len(self._recent)
+        if len(self._recent) >= MIN_FAILURE_WINDOW and rate > self._limits.max_failure_rate:
+            raise RolloutError(
+                f"{sum(self._recent)} of the last {len(self._recent)} groups failed",
+                where="rollout",
+                expected=f"a share of at most {self._limits.max_failure_rate:g} "
+                "(rollout.max_failure_rate)",
+                found=count_reasons(reason for _, reason in self.failed),
+                fix="mend what the reasons name; the run goes on from its last checkpoint",
+            )
+        return Decision.FAIL
+
+    def returned(self) -> None:
+        """A group in flight came back unfinished (the batch was aborted)."""
+        self.num_in_flight -= 1
+        self.num_returned += 1
+
+    def balance(self) -> dict[str, int]:
+        """Groups by where they are; the values sum to `num_submitted`."""
+        return {
+            "in_flight": self.num_in_flight,
+            "accepted": len(self.accepted),
+            "surplus": len(self.surplus),
+            "rejected": len(self.rejected),
+            "failed": len(self.failed),
+            "returned": self.num_returned,
+        }
+
+    def _take(self, group: Group) -> Decision:
+        if self.is_done:
+            self.surplus.append(group)
+            return Decision.SURPLUS
+        self.accepted.append(group)
+        return Decision.ACCEPT
+
+    def _give_up_or_fill(self) -> None:
+        self._consecutive_rejections = 0
+        if self._limits.when_short == "error":
+            raise RolloutError(
+                f"the filter {self._limits.filter_name} rejected "
+                f"{self._limits.max_consecutive_rejections} groups in a row",
+                where="rollout.filters",
+                expected="groups that pass (rollout.filters.max_consecutive_rejections)",
+                found=count_reasons(reason for _, reason in self.rejected)
+                + f"; accepted so far: {len(self.accepted)} of {self._limits.target}",
+                fix="choose prompts of fitting difficulty, loosen the filter, or set "
+                "rollout.filters.when_short to keep",
+            )
+        while self.rejected and not self.is_done:
+            group, reason = self.rejected.pop(0)
+            self.reasons[reason] -= 1
+            self.accepted.append(group)
+
+
+def count_reasons(reasons: object) -> str:
+    """Reasons with their counts, most frequent first, for an error message."""
+    counted = Counter(reasons)  # type: ignore[call-overload]
+    return ", ".join(f"{count} × {reason}" for reason, count in counted.most_common(5)) or "none"

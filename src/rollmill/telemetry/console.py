@@ -1,0 +1,163 @@
+"""What a person sees in the terminal while a run goes on.
+
+On a terminal: a live line for what is happening now, under one row per finished step. Elsewhere (a
+log file, CI): the same rows as plain lines. Model output is printed as data, never interpreted as
+markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from rollmill.sample import Sample
+from rollmill.telemetry.progress import Progress
+
+SPARKS = "▁▂▃▄▅▆▇█"
+MAX_SHOWN_CHARS = 300
+HEADER = (
+    f"{'step':>9} {'reward':>7} {'len':>6} {'trunc':>6} {'kl':>9} {'grad':>7} "
+    f"{'Δlogp':>8}   {'rollout':>8} {'train':>7} {'sync':>6} {'tok/s':>7}"
+)
+
+
+class RunView:
+    """The terminal view of one run. Use as a context manager.
+
+    Args:
+        is_on: False shows nothing.
+        num_steps: length of the run.
+        console: where to show it; None is the standard output.
+    """
+
+    def __init__(self, *, is_on: bool, num_steps: int, console: Console | None = None) -> None:
+        self._console = console or Console(quiet=not is_on, highlight=False, soft_wrap=True)
+        self._num_steps = num_steps
+        self._live: Live | None = None
+        self._rewards: list[float] = []
+        self._phase = ""
+        self._phase_started = time.monotonic()
+        self._has_header = False
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._now)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._phase = ""
+        if self._live is not None:
+            self._live.stop()
+
+    def phase(self, text: str) -> None:
+        """Say what is happening now."""
+        self._phase = text
+        self._phase_started = time.monotonic()
+
+    def progress(self, progress: Progress) -> None:
+        """Say how far the batch is."""
+        rate = progress.tokens / max(progress.seconds, 1e-9)
+        reasons = ", ".join(f"{k} {v}" for k, v in progress.reasons.items() if v)
+        parts = [
+            f"{progress.accepted}/{progress.target} groups",
+            f"{progress.in_flight} in flight",
+            f"{progress.rejected} rejected" + (f" ({reasons})" if reasons else ""),
+            f"{progress.failed} failed" if progress.failed else "",
+            f"{rate:.0f} tok/s",
+        ]
+        self._phase = "rollout: " + ", ".join(part for part in parts if part)
+
+    def message(self, text: str) -> None:
+        """One line of text, shown as it is."""
+        self._console.print(Text(text))
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row for a finished step."""
+        if not self._has_header:
+            self._console.print(Text(HEADER, style="bold"))
+            self._has_header = True
+        self._rewards.append(metrics.get("reward/mean", 0.0))
+        row = (
+            f"{step:>4}/{self._num_steps:<4} {_figure(metrics, 'reward/mean', '7.3f')} "
+            f"{_figure(metrics, 'rollout/response_length_mean', '6.1f')} "
+            f"{_figure(metrics, 'rollout/truncated', '6.2f')} "
+            f"{_figure(metrics, 'train/policy/old_kl', '9.2e')} "
+            f"{_figure(metrics, 'train/optimizer/grad_norm', '7.2f')} "
+            f"{_figure(metrics, 'train/mismatch/log_prob_diff_mean', '8.1e')}   "
+            f"{_figure(metrics, 'time/rollout_s', '7.1f')}s "
+            f"{_figure(metrics, 'time/train_s', '6.1f')}s "
+            f"{_figure(metrics, 'time/sync_s', '5.1f')}s "
+            f"{_figure(metrics, 'rollout/tokens_per_second', '7.0f')}"
+        )
+        self._console.print(Text(row))
+
+    def eval_done(
+        self, step: int, metrics: Mapping[str, float], shown: Sequence[Sample] = ()
+    ) -> None:
+        """The main figures of an evaluation, and some answers."""
+        for name in sorted({key.split("/")[1] for key in metrics if key.startswith("eval/")}):
+            figures = {
+                key.removeprefix(f"eval/{name}/"): value
+                for key, value in metrics.items()
+                if key.startswith(f"eval/{name}/")
+            }
+            keys = ["reward", *sorted(k for k in figures if k.startswith("pass@")), "truncated"]
+            line = "  ".join(f"{key} {figures[key]:.3f}" for key in keys if key in figures)
+            failed = f"  failed {figures['failed']:.0f}" if figures.get("failed") else ""
+            self._console.print(
+                f"[bold]eval after step {step}[/bold]  {escape(name)}: {line}{failed}"
+            )
+        for sample in shown:
+            self._show(sample)
+
+    def _show(self, sample: Sample) -> None:
+        reward = f"{sample.reward:g}" if isinstance(sample.reward, float) else str(sample.reward)
+        self._console.print(Text(f"    prompt  {_shown(_question(sample))}", style="dim"))
+        self._console.print(Text(f"    answer  {_shown(sample.response)}"))
+        self._console.print(Text(f"    reward  {reward}"))
+
+    def _now(self) -> Text:
+        if not self._phase:
+            return Text("")
+        spark = sparkline(self._rewards[-40:])
+        seconds = time.monotonic() - self._phase_started
+        return Text(f"  {self._phase}  {seconds:.0f}s  {'reward ' + spark if spark else ''}")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as a row of bars, lowest to highest; empty for fewer than two."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[round((v - low) / span * (len(SPARKS) - 1))] for v in values)
+
+
+def _figure(metrics: Mapping[str, float], name: str, form: str) -> str:
+    width = form.partition(".")[0]
+    return format(metrics[name], form) if name in metrics else f"{'-':>{width}}"
+
+
+def _question(sample: Sample) -> str:
+    if isinstance(sample.prompt, str):
+        return sample.prompt
+    return str(sample.prompt[-1].get("content", "")) if sample.prompt else ""
+
+
+def _shown(text: str) -> str:
+    """Text on one line, control characters made visible, cut to a readable length."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return line if len(line) <= MAX_SHOWN_CHARS else f"{line[:MAX_SHOWN_CHARS]}…"

@@ -1,0 +1,126 @@
+"""The estimator and the loss that the configuration names, found once and before any training."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.config.trainer import AlgorithmConfig
+from rollmill.errors import ConfigError, HookError
+from rollmill.hooks import HookSignature, load_hook
+from rollmill.trainer.advantages import (
+    ESTIMATORS,
+    NEEDS_NO_REWARD,
+    PER_TOKEN_REWARD,
+    AdvantageInput,
+    Estimator,
+)
+from rollmill.trainer.losses import LOSSES, LossFunction
+from rollmill.trainer.objective import is_zero_without_advantage
+
+ADVANTAGE_HOOK = HookSignature(
+    ("inputs: AdvantageInput", "config: AlgorithmConfig"), "Sequence[numpy.ndarray]", "sync"
+)
+"""A user's estimator: one vector per sample, one entry per response token."""
+LOSS_HOOK = HookSignature(("tokens: TokenBatch", "config: AlgorithmConfig"), "TokenLosses", "sync")
+"""A user's loss: one loss per trainable token."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The two replaceable parts, ready to call."""
+
+    config: AlgorithmConfig
+    estimator: Estimator
+    loss: LossFunction
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether samples without a reward are an error."""
+        return self.config.advantage not in NEEDS_NO_REWARD
+
+    @property
+    def is_zero_without_advantage(self) -> bool:
+        """Whether samples whose advantages are all 0 need no forward pass."""
+        return is_zero_without_advantage(self.config)
+
+    def advantages(self, inputs: AdvantageInput) -> list[npt.NDArray[Any]]:
+        """One checked vector per sample.
+
+        Raises:
+            HookError: a user's estimator returned something else.
+        """
+        if inputs.token_penalties is not None and self.config.advantage not in PER_TOKEN_REWARD:
+            inputs = _penalties_in_reward(inputs)
+        advantages = [np.asarray(values) for values in self.estimator(inputs, self.config)]
+        found = [values.shape for values in advantages]
+        expected = [mask.shape for mask in inputs.masks]
+        if found != expected:
+            raise _bad_result(self.config.advantage, f"shapes {expected}", f"shapes {found}")
+        for number, values in enumerate(advantages):
+            if not np.isfinite(values).all():
+                raise _bad_result(
+                    self.config.advantage, "finite numbers", f"{values} for sample {number}"
+                )
+        return advantages
+
+
+def find_algorithm(config: AlgorithmConfig, *, base_dir: Path | None = None) -> Algorithm:
+    """The algorithm that `config` names.
+
+    Args:
+        config: the algorithm section.
+        base_dir: folder that `file.py:function` is relative to.
+
+    Raises:
+        ConfigError: an unknown name; the nearest known one is suggested.
+        HookError: a user's function cannot be loaded or called.
+    """
+    where = base_dir or Path.cwd()
+    estimator = ESTIMATORS.get(config.advantage)
+    if estimator is None:
+        name = "trainer.algorithm.advantage"
+        estimator = _from_hook(config.advantage, name, ADVANTAGE_HOOK, ESTIMATORS, where)
+    loss = LOSSES.get(config.loss)
+    if loss is None:
+        loss = _from_hook(config.loss, "trainer.algorithm.loss", LOSS_HOOK, LOSSES, where)
+    return Algorithm(config, estimator, loss)
+
+
+def _from_hook(
+    path: str, name: str, expected: HookSignature, known: Iterable[str], base_dir: Path
+) -> Any:
+    if ":" not in path:
+        near = difflib.get_close_matches(path, known, n=1)
+        raise ConfigError(
+            f"there is no {name.rpartition('.')[2]} of that name",
+            where=name,
+            expected=f"one of {', '.join(known)}, or `module:function`",
+            found=path,
+            fix=f"did you mean {near[0]}?" if near else None,
+        )
+    return load_hook(path, base_dir=base_dir, expected=expected, name=name)
+
+
+def _penalties_in_reward(inputs: AdvantageInput) -> AdvantageInput:
+    """Token penalties summed over each attempt's tokens and taken off its reward."""
+    penalties: Sequence[Any] = inputs.token_penalties or ()
+    rewards = inputs.rewards.copy()
+    for attempt, values in zip(inputs.attempts, penalties, strict=True):
+        rewards[attempt] -= values.sum()
+    return AdvantageInput(rewards, inputs.groups, inputs.attempts, inputs.masks)
+
+
+def _bad_result(name: str, expected: str, found: str) -> HookError:
+    return HookError(
+        "the advantage estimator returned something unusable",
+        where=f"trainer.algorithm.advantage ({name})",
+        expected=expected,
+        found=found,
+    )

@@ -1,0 +1,85 @@
+"""Corrections for tokens that another policy sampled: importance weights and sequence masks.
+
+The engine that sampled a token and the trainer that learns from it disagree a little (other
+kernels, another precision), or a lot (older weights). All weights here are constants: no gradient
+flows through them. Metrics are taken before anything is truncated or masked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollmill.config.trainer import AlgorithmConfig
+from rollmill.trainer.losses import TokenBatch
+
+
+@dataclass(frozen=True)
+class ImportanceWeights:
+    """Engine-to-trainer importance weights; both [T], without gradient.
+
+    Attributes:
+        raw: π_old / π_rollout, at the level the configuration names.
+        applied: what the loss is multiplied by.
+    """
+
+    raw: Tensor
+    applied: Tensor
+
+
+def importance_weights(tokens: TokenBatch, config: AlgorithmConfig) -> ImportanceWeights:
+    """The weights of `tokens`, per token, per sequence or geometric.
+
+    - level `token`: w_t = exp(log π_old − log π_rollout).
+    - level `sequence`: the product of the sample's w_t, on each of its tokens.
+    - level `geometric`: their geometric mean.
+    - `truncate`: clamp(w, low, high) (truncated importance sampling).
+    - `mask`: w inside [low, high], 0 outside (IcePop, and its sequence forms).
+    - `none`: 1; `raw` is still measured, per token.
+    """
+    with torch.no_grad():
+        gaps = tokens.old_log_probs - tokens.rollout_log_probs
+        if config.importance_correction == "none":
+            return ImportanceWeights(gaps.exp(), torch.ones_like(gaps))
+        raw = _at_level(gaps, tokens, config.importance_level).exp()
+        low, high = config.importance_low, config.importance_high
+        if config.importance_correction == "truncate":
+            return ImportanceWeights(raw, raw.clamp(low, high))
+        inside = (raw >= low) & (raw <= high)
+        return ImportanceWeights(raw, torch.where(inside, raw, torch.zeros_like(raw)))
+
+
+def _at_level(gaps: Tensor, tokens: TokenBatch, level: str) -> Tensor:
+    if level == "sequence":
+        return tokens.sequence_sums(gaps)[tokens.sequences]
+    if level == "geometric":
+        return tokens.sequence_means(gaps)[tokens.sequences]
+    return gaps
+
+
+def off_policy_mask(tokens: TokenBatch, delta: float) -> Tensor:
+    """[T], 1 or 0: 0 for sequences to leave out (sequence masking of DeepSeek-V3.2, eq. 9).
+
+    A sequence leaves when its advantage is negative and the mean over its tokens of
+    log π_old − log π is above `delta`. A sequence's advantage is the mean of its tokens'.
+    """
+    with torch.no_grad():
+        drift = tokens.sequence_means(-tokens.log_ratios)
+        advantage = tokens.sequence_means(tokens.advantages)
+        leaves = (advantage < 0) & (drift > delta)
+        return (~leaves)[tokens.sequences].to(tokens.log_probs.dtype)
+
+
+def distilled_advantages(tokens: TokenBatch, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    """Advantages with the on-policy distillation term, and the reverse KL terms; both [T].
+
+    A_t − coef · clip(log π(a_t) − log π_teacher(a_t), ±opd_clip), with the current policy
+    detached.
+    """
+    if tokens.teacher_log_probs is None:
+        raise ValueError("on-policy distillation needs the teacher's log-probs")
+    gaps = tokens.log_probs.detach() - tokens.teacher_log_probs
+    bounded = gaps if config.opd_clip is None else gaps.clamp(-config.opd_clip, config.opd_clip)
+    return tokens.advantages - config.opd_coef * bounded, gaps

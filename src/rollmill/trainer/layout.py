@@ -1,0 +1,200 @@
+"""Micro-batches: how token sequences are laid out for one forward pass. Pure numpy.
+
+Two layouts give the same log-probs:
+
+- **padded**: one row per sequence, rows of similar length together, padding on the right.
+- **tree**: one row per prefix tree. Sequences that begin alike (a prompt and its n answers, or
+  answers that agree for a while) share the positions of their common beginning; a position sees
+  its ancestors only, through a 4-D mask, and has the position id of its depth.
+
+Invariants: every wanted token is scored exactly once per sequence that wants it, by the position
+of its predecessor in that sequence; a micro-batch holds at most `budget` positions, padding
+included, unless a single sequence is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.trainer.prefix_tree import PrefixTree, split_into_trees
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """Tokens of one sample, and which of them to score.
+
+    Attributes:
+        tokens: int [L].
+        targets: int64 [K], ascending positions (each at least 1) of the tokens whose log-prob is
+            wanted.
+        family: sequences of one family may share beginnings (the group index).
+    """
+
+    tokens: npt.NDArray[np.integer]
+    targets: Ints
+    family: int = 0
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens that have to go through the model: all before the last wanted one."""
+        return int(self.targets[-1]) if len(self.targets) else 0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass.
+
+    Attributes:
+        members: which sequences, in the order of the outputs.
+        input_ids: int64 [B, N].
+        position_ids: int64 [B, N].
+        mask: bool [B, N] (True is a token) or bool [B, 1, N, N] (True is visible), or None when
+            every position is a token and attention is plainly causal.
+        rows: int64 [E], position b·N + i whose hidden state scores `target_ids`.
+        target_ids: int64 [E].
+        outputs: int64 [K], for each wanted token of each member in turn, its entry of [E].
+        num_tokens: positions that are not padding.
+    """
+
+    members: tuple[int, ...]
+    input_ids: Ints
+    position_ids: Ints
+    mask: Bools | None
+    rows: Ints
+    target_ids: Ints
+    outputs: Ints
+    num_tokens: int
+
+    @property
+    def num_positions(self) -> int:
+        """B·N, padding included."""
+        return int(self.input_ids.size)
+
+    @property
+    def attention_cells(self) -> int:
+        """B·N², what attention costs."""
+        return int(self.input_ids.size * self.input_ids.shape[1])
+
+
+def plan_padded(sequences: Sequence[TokenSequence], budget: int) -> list[MicroBatch]:
+    """Rows of similar length together, longest first; sequences without targets are left out."""
+    order = sorted(
+        (number for number, sequence in enumerate(sequences) if len(sequence.targets)),
+        key=lambda number: -sequences[number].num_inputs,
+    )
+    widths = [sequences[number].num_inputs for number in order]
+    return [
+        _padded([order[i] for i in part], sequences) for part in _fill_rows(widths, budget=budget)
+    ]
+
+
+def plan_trees(sequences: Sequence[TokenSequence], budget: int) -> list[MicroBatch]:
+    """A prefix tree per family (more where the budget demands it), similar sizes together."""
+    families: dict[int, list[int]] = {}
+    for number, sequence in enumerate(sequences):
+        if len(sequence.targets):
+            families.setdefault(sequence.family, []).append(number)
+    trees = [
+        tree
+        for members in families.values()
+        for tree in split_into_trees(
+            members, [sequences[m].tokens[: sequences[m].num_inputs] for m in members], budget
+        )
+    ]
+    trees.sort(key=lambda tree: -tree.size)
+    parts = _fill_rows([tree.size for tree in trees], budget=budget)
+    return [_forest([trees[i] for i in part], sequences) for part in parts]
+
+
+def choose_plan(
+    sequences: Sequence[TokenSequence], budget: int, *, width: int, layer_parameters: int
+) -> list[MicroBatch]:
+    """The cheaper of both layouts, by floating-point operations of one layer.
+
+    Args:
+        sequences: what to score.
+        budget: most positions per micro-batch.
+        width: attention width of a layer (heads × head size).
+        layer_parameters: weights of one layer that every position is multiplied by.
+    """
+
+    def cost(plan: list[MicroBatch]) -> int:
+        linear = sum(batch.num_positions for batch in plan) * 2 * layer_parameters
+        attention = sum(batch.attention_cells for batch in plan) * 4 * width
+        return linear + attention
+
+    plans = [plan_padded(sequences, budget), plan_trees(sequences, budget)]
+    return min(plans, key=cost)
+
+
+def _fill_rows(widths: Sequence[int], *, budget: int) -> list[list[int]]:
+    """Cut items (widest first) into batches whose rows × widest row stay within the budget."""
+    parts: list[list[int]] = []
+    for number in range(len(widths)):
+        if parts and (len(parts[-1]) + 1) * widths[parts[-1][0]] <= budget:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return parts
+
+
+def _padded(members: list[int], sequences: Sequence[TokenSequence]) -> MicroBatch:
+    lengths = [sequences[member].num_inputs for member in members]
+    width = max(lengths)
+    input_ids = np.zeros((len(members), width), np.int64)
+    rows, target_ids = [], []
+    for row, (member, length) in enumerate(zip(members, lengths, strict=True)):
+        sequence = sequences[member]
+        input_ids[row, :length] = sequence.tokens[:length]
+        rows.append(row * width + sequence.targets - 1)
+        target_ids.append(sequence.tokens[sequence.targets])
+    mask = np.arange(width) < np.array(lengths)[:, None]
+    all_rows = np.concatenate(rows)
+    return MicroBatch(
+        members=tuple(members),
+        input_ids=input_ids,
+        position_ids=np.broadcast_to(np.arange(width), input_ids.shape).copy(),
+        mask=None if mask.all() else mask,
+        rows=all_rows,
+        target_ids=np.concatenate(target_ids).astype(np.int64),
+        outputs=np.arange(len(all_rows)),
+        num_tokens=sum(lengths),
+    )
+
+
+def _forest(trees: list[PrefixTree], sequences: Sequence[TokenSequence]) -> MicroBatch:
+    width = trees[0].size
+    shape = (len(trees), width)
+    input_ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    mask = np.zeros((len(trees), 1, width, width), np.bool_)
+    mask[:, 0, np.arange(width), np.arange(width)] = True  # padding sees itself, never nothing
+    members: list[int] = []
+    rows, target_ids = [], []
+    for row, tree in enumerate(trees):
+        input_ids[row, : tree.size] = tree.tokens
+        position_ids[row, : tree.size] = tree.depths
+        mask[row, 0, : tree.size, : tree.size] = tree.visibility()
+        for member, path in zip(tree.members, tree.paths, strict=True):
+            sequence = sequences[member]
+            members.append(member)
+            rows.append(row * width + path[sequence.targets - 1])
+            target_ids.append(sequence.tokens[sequence.targets])
+    edges = np.stack([np.concatenate(rows), np.concatenate(target_ids).astype(np.int64)])
+    unique, outputs = np.unique(edges, axis=1, return_inverse=True)
+    return MicroBatch(
+        members=tuple(members),
+        input_ids=input_ids,
+        position_ids=position_ids,
+        mask=mask,
+        rows=unique[0],
+        target_ids=unique[1],
+        outputs=outputs.reshape(-1),
+        num_tokens=sum(tree.size for tree in trees),
+    )

@@ -1,0 +1,140 @@
+"""What a training step reports: one flat mapping of numbers, computed from the whole step at once.
+
+Per-token values are gathered for the whole step before anything is averaged, so no metric depends
+on how the step was cut into micro-batches. Means over tokens are over *scored* trainable tokens:
+samples that need no forward pass (all advantages 0, no other term) are counted in
+`tokens/skipped` instead. A metric that was not measured is absent, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rollmill.sample import Sample, Status
+from rollmill.trainer.batch import TrainingBatch
+
+Values = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+STREAM_NAMES: Mapping[str, str] = {
+    "clipped": "policy/clip_fraction",
+    "entropy": "policy/entropy",
+    "reference_kl": "policy/reference_kl",
+    "teacher_kl": "policy/teacher_kl",
+    "teacher_clipped": "policy/teacher_clip_fraction",
+    "off_policy_masked": "policy/off_policy_masked_fraction",
+}
+"""Per-token streams that are reported as their mean, by the name of the metric."""
+
+
+def reward_metrics(batch: TrainingBatch) -> dict[str, float]:
+    """`reward/*` over attempts, `groups/*` over prompts."""
+    metrics: dict[str, float] = {}
+    known = batch.rewards[np.isfinite(batch.rewards)]
+    if len(known):
+        metrics |= {
+            "reward/mean": float(known.mean()),
+            "reward/std": float(known.std()),
+            "reward/min": float(known.min()),
+            "reward/max": float(known.max()),
+        }
+        metrics["groups/zero_spread_share"] = _zero_spread_share(batch)
+    metrics |= _reward_parts(batch.samples)
+    metrics["groups/count"] = float(len(np.unique(batch.groups)))
+    return metrics
+
+
+def response_metrics(batch: TrainingBatch) -> dict[str, float]:
+    """`response/*` over samples that did not fail, and how many did."""
+    metrics = {
+        "samples/count": float(len(batch.samples)),
+        "samples/failed": float(batch.num_failed),
+    }
+    if batch.samples:
+        lengths = np.array([sample.response_length for sample in batch.samples])
+        truncated = [sample.status is Status.TRUNCATED for sample in batch.samples]
+        metrics |= {
+            "response/length_mean": float(lengths.mean()),
+            "response/length_min": float(lengths.min()),
+            "response/length_max": float(lengths.max()),
+            "response/truncated_share": float(np.mean(truncated)),
+        }
+    return metrics
+
+
+def advantage_metrics(advantages: Values) -> dict[str, float]:
+    """`advantage/*` over all trainable tokens."""
+    if len(advantages) == 0:
+        return {}
+    wide = advantages.astype(np.float64)
+    return {
+        "advantage/mean": float(wide.mean()),
+        "advantage/std": float(wide.std()),
+        "advantage/max_abs": float(np.abs(wide).max()),
+    }
+
+
+def token_metrics(
+    streams: Mapping[str, Values], is_scored: Bools, rollout_log_probs: Values
+) -> dict[str, float]:
+    """Means, extremes and effective sample size over the scored trainable tokens.
+
+    Args:
+        streams: per-token values [T] of the objective, valid where `is_scored`.
+        is_scored: bool [T].
+        rollout_log_probs: [T], as the engine reported them.
+    """
+    metrics = {
+        "tokens/trained": float(is_scored.sum()),
+        "tokens/skipped": float((~is_scored).sum()),
+    }
+    if not is_scored.any():
+        return metrics
+    scored = {name: values[is_scored].astype(np.float64) for name, values in streams.items()}
+    for stream, values in scored.items():
+        if stream in STREAM_NAMES:
+            metrics[STREAM_NAMES[stream]] = float(values.mean())
+    old = scored["old_log_probs"]
+    metrics |= _ratio_metrics(scored, old)
+    metrics |= _mismatch_metrics(old - rollout_log_probs[is_scored].astype(np.float64))
+    weights = scored["importance_weight"]
+    metrics["mismatch/weight_mean"] = float(weights.mean())
+    metrics["mismatch/weight_max"] = float(weights.max())
+    metrics["mismatch/ess"] = float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))
+    return metrics
+
+
+def _ratio_metrics(scored: Mapping[str, Values], old: Values) -> dict[str, float]:
+    metrics = {}
+    if "ratio" in scored:
+        metrics["policy/ratio_mean"] = float(scored["ratio"].mean())
+        metrics["policy/ratio_max"] = float(scored["ratio"].max())
+    drift = scored["log_probs"] - old
+    metrics["policy/old_kl"] = float((np.exp(drift) - 1 - drift).mean())
+    return metrics
+
+
+def _mismatch_metrics(gaps: Values) -> dict[str, float]:
+    """How far the trainer's log-probs (before the step) are from the engine's."""
+    return {
+        "mismatch/log_prob_diff_mean": float(np.abs(gaps).mean()),
+        "mismatch/log_prob_diff_max": float(np.abs(gaps).max()),
+    }
+
+
+def _zero_spread_share(batch: TrainingBatch) -> float:
+    spreads = [np.ptp(batch.rewards[batch.groups == group]) for group in np.unique(batch.groups)]
+    return float(np.mean([spread == 0 for spread in spreads]))
+
+
+def _reward_parts(samples: Sequence[Sample]) -> dict[str, float]:
+    parts: dict[str, list[float]] = {}
+    for sample in samples:
+        if isinstance(sample.reward, Mapping):
+            for name, value in sample.reward.items():
+                parts.setdefault(name, []).append(float(value))
+    return {f"reward/part/{name}": float(np.mean(values)) for name, values in parts.items()}

@@ -1,0 +1,212 @@
+"""A transformers model as a scorer of tokens: micro-batch in, log-probs and entropies out.
+
+The model's body runs to the hidden states and the output layer is applied in chunks by
+`logprobs`. What is not certain about a model is measured once, by running it on a few tokens: if
+body and head do not reproduce the model's own logits, its full forward pass is used; if a prefix
+tree does not reproduce plain sequences, trees are not used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rollmill.trainer.layout import (
+    MicroBatch,
+    TokenSequence,
+    choose_plan,
+    plan_padded,
+    plan_trees,
+)
+from rollmill.trainer.logprobs import Head, chunked_log_probs, log_probs_from_logits
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOLERANCE = 1e-3
+"""Largest difference of log-probs at which two ways of computing them count as the same."""
+
+
+class Policy:
+    """A language model that scores tokens.
+
+    Args:
+        model: a transformers causal language model with float32 (or float64) weights.
+        device: where it runs.
+        compute_dtype: precision of the matrix products; other than the weights' uses autocast.
+        chunk_tokens: rows of logits held at once.
+        layout: `padded`, `tree` or `auto`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        compute_dtype: torch.dtype = torch.float32,
+        chunk_tokens: int = 512,
+        layout: str = "auto",
+    ) -> None:
+        self.model: Any = model.to(device)
+        self.device = device
+        self.chunk_tokens = chunk_tokens
+        self.weight_dtype = next(model.parameters()).dtype
+        self.compute_dtype = (
+            self.weight_dtype if self.weight_dtype == torch.float64 else compute_dtype
+        )
+        self._layout = layout
+        self.head = self._find_head()
+        self.can_use_trees = layout != "padded" and self._trees_agree()
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def plan(self, sequences: Sequence[TokenSequence], budget: int) -> list[MicroBatch]:
+        """Micro-batches for `sequences`, in the cheapest layout this model allows."""
+        if not self.can_use_trees:
+            return plan_padded(sequences, budget)
+        if self._layout == "tree":
+            return plan_trees(sequences, budget)
+        width, layer_parameters = _layer_shape(self.model)
+        return choose_plan(sequences, budget, width=width, layer_parameters=layer_parameters)
+
+    def log_probs(self, batch: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [K] of the wanted tokens of the members, in their order."""
+        rows = self._tensor(batch.rows)
+        targets = self._tensor(batch.target_ids)
+        if self.head is None:
+            logits = self._run(self.model, batch).logits
+            chosen = logits.reshape(-1, logits.shape[-1])[rows]
+            scores = log_probs_from_logits(chosen, targets, temperature=temperature)
+        else:
+            states = self._run(self._body(), batch).last_hidden_state
+            scores = chunked_log_probs(
+                states.reshape(-1, states.shape[-1])[rows].to(self.compute_dtype),
+                self.head,
+                targets,
+                temperature=temperature,
+                chunk_tokens=self.chunk_tokens,
+            )
+        outputs = self._tensor(batch.outputs)
+        return scores[0][outputs], scores[1][outputs]
+
+    def _run(self, module: Any, batch: MicroBatch) -> Any:
+        with self._autocast():
+            return module(
+                input_ids=self._tensor(batch.input_ids),
+                position_ids=self._tensor(batch.position_ids),
+                attention_mask=None if batch.mask is None else self._mask(batch.mask),
+                use_cache=False,
+            )
+
+    def _mask(self, mask: np.ndarray[Any, Any]) -> Tensor:
+        if mask.ndim == 2:
+            return self._tensor(mask.astype(np.int64))
+        visible = self._tensor(mask)
+        lowest = torch.finfo(self.compute_dtype).min
+        additive = torch.zeros(visible.shape, dtype=self.compute_dtype, device=self.device)
+        return additive.masked_fill_(~visible, lowest)
+
+    def _body(self) -> Any:
+        return getattr(self.model, self.model.base_model_prefix)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.compute_dtype == self.weight_dtype:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def _find_head(self) -> Head | None:
+        """The output layer, if applying it to the body's states gives the model's own logits."""
+        layer = self.model.get_output_embeddings()
+        if not isinstance(layer, nn.Linear) or not hasattr(
+            self.model, self.model.base_model_prefix
+        ):
+            return None
+        config = self.model.config
+        divisor = getattr(config, "logits_scaling", None) or 1.0
+        head = Head(
+            weight=layer.weight,
+            bias=layer.bias,
+            scale=(getattr(config, "logit_scale", None) or 1.0) / divisor,
+            softcap=getattr(config, "final_logit_softcapping", None),
+        )
+        (batch,) = plan_padded([_probe_sequence(self.vocab_size)], 64)
+        with torch.no_grad():
+            own = self._run(self.model, batch).logits.float()
+            ours = head.logits(self._run(self._body(), batch).last_hidden_state)
+        if _largest_gap(own.log_softmax(-1), ours.float().log_softmax(-1)) <= self._tolerance():
+            return head
+        logger.warning(
+            "%s: the output layer is not a plain one; its own forward pass is used, which holds "
+            "the logits of a whole micro-batch",
+            type(self.model).__name__,
+        )
+        return None
+
+    def _trees_agree(self) -> bool:
+        """Whether every layer attends to everything before it, and a small tree gives the same."""
+        if not _has_full_attention(self.model.config):
+            return False
+        first = _probe_sequence(self.vocab_size)
+        other = first.tokens.copy()
+        other[5:] = (other[5:] + 1) % self.vocab_size
+        sequences = [first, TokenSequence(other, first.targets)]
+        with torch.no_grad():
+            (tree,) = plan_trees(sequences, 64)
+            (rows,) = plan_padded(sequences, 64)
+            tree_scores, _ = self.log_probs(tree, temperature=1.0)
+            row_scores, _ = self.log_probs(rows, temperature=1.0)
+        each = len(first.targets)
+        by_member = dict(zip(tree.members, tree_scores.view(2, each), strict=True))
+        expected = dict(zip(rows.members, row_scores.view(2, each), strict=True))
+        gap = max(_largest_gap(by_member[member], expected[member]) for member in (0, 1))
+        return gap <= self._tolerance()
+
+    def _tolerance(self) -> float:
+        return PROBE_TOLERANCE if self.compute_dtype.itemsize >= 4 else 0.2
+
+
+def _probe_sequence(vocab_size: int) -> TokenSequence:
+    tokens = np.arange(3, 15) * 7919 % vocab_size
+    return TokenSequence(tokens, np.arange(1, len(tokens)))
+
+
+def _largest_gap(first: Tensor, second: Tensor) -> float:
+    gap = (first - second).abs().max().item()
+    return float("inf") if gap != gap else gap
+
+
+def _has_full_attention(config: Any) -> bool:
+    if getattr(config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        return False
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return all(kind == "full_attention" for kind in layer_types)
+    window = getattr(config, "sliding_window", None)
+    return window is None or getattr(config, "use_sliding_window", True) is False
+
+
+def _layer_shape(model: Any) -> tuple[int, int]:
+    """Attention width and parameters of one layer, for the cost model of the layouts."""
+    config = model.config
+    num_layers = max(int(getattr(config, "num_hidden_layers", 1)), 1)
+    embedding = model.get_input_embeddings().weight.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    heads = int(getattr(config, "num_attention_heads", 1))
+    head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+    return heads * head_dim, max(total - embedding, 1) // num_layers

@@ -1,0 +1,117 @@
+"""The policy as a Hugging Face folder: for engines after a step, for people at the end.
+
+Invariant: `from_pretrained` of a written folder gives the trained weights, rounded once to the
+asked precision; tied weights are stored once, under the name transformers expects.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmill.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Precisions by the name the configuration uses."""
+
+TOKENIZER_PATTERNS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
+    "generation_config.json",
+    "preprocessor_config.json",
+)
+"""Files of a model folder that belong to its tokenizer."""
+
+
+class WeightWriter:
+    """Writes the weights again and again, and tells how much changed since the last time."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._previous: dict[str, Tensor] = {}
+
+    def write(self, folder: Path, *, dtype: str) -> dict[str, Any]:
+        """Write config and weights to `folder`.
+
+        Returns:
+            `num_bytes`, `seconds` and `changed_share`: the share of elements, in the written
+            precision, that differ from those written before (None the first time).
+        """
+        start = time.perf_counter()
+        tensors = engine_tensors(self._model, dtype)
+        share = _changed_share(self._previous, tensors)
+        num_bytes = write_folder(self._model, tensors, folder, dtype=dtype)
+        self._previous = tensors
+        seconds = time.perf_counter() - start
+        return {"num_bytes": num_bytes, "seconds": seconds, "changed_share": share}
+
+
+def export_folder(model: Any, folder: Path, *, source: Path, dtype: str) -> None:
+    """Write weights, config and the tokenizer files of `source` to `folder`."""
+    write_folder(model, engine_tensors(model, dtype), folder, dtype=dtype)
+    for pattern in TOKENIZER_PATTERNS:
+        for file in sorted(source.glob(pattern)):
+            if file.is_file() and not file.name.endswith((".safetensors", ".bin")):
+                shutil.copyfile(file, folder / file.name)
+
+
+def engine_tensors(model: Any, dtype: str) -> dict[str, Tensor]:
+    """The model's state on the CPU in `dtype` (integer buffers as they are), never shared with it.
+
+    Raises:
+        ConfigError: an unknown precision.
+    """
+    target = DTYPES.get(dtype)
+    if target is None:
+        raise ConfigError(
+            "unknown precision for written weights",
+            expected=", ".join(DTYPES),
+            found=dtype,
+        )
+    copies: dict[int, Tensor] = {}
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        key = tensor.data_ptr()
+        if key not in copies or copies[key].shape != tensor.shape:
+            is_float = tensor.is_floating_point()
+            copies[key] = tensor.detach().to("cpu", target if is_float else None, copy=True)
+        tensors[name] = copies[key]
+    return tensors
+
+
+def write_folder(model: Any, tensors: dict[str, Tensor], folder: Path, *, dtype: str) -> int:
+    """Write `tensors` with the model's config; returns the bytes of weights written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, state_dict=dict(tensors))
+    config_file = folder / "config.json"
+    config = json.loads(config_file.read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True))
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _changed_share(before: dict[str, Tensor], now: dict[str, Tensor]) -> float | None:
+    if before.keys() != now.keys() or not before:
+        return None
+    seen: set[int] = set()
+    changed = total = 0
+    for name, tensor in now.items():
+        if tensor.data_ptr() in seen or before[name].dtype != tensor.dtype:
+            continue
+        seen.add(tensor.data_ptr())
+        changed += int(torch.count_nonzero(tensor != before[name]))
+        total += tensor.numel()
+    return changed / total if total else None

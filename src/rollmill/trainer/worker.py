@@ -1,0 +1,225 @@
+"""The trainer as a worker process sees it: bytes and plain values in, plain values out.
+
+`TorchTrainer` is created inside its own process and called by name. It owns the model; samples
+arrive as the bytes of `sample_codec`, and everything it returns can be sent as msgpack.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from rollmill.config.trainer import TrainerConfig
+from rollmill.errors import ConfigError, ModelError
+from rollmill.sample_codec import decode_group, decode_sample
+from rollmill.trainer.algorithm import find_algorithm
+from rollmill.trainer.layout import TokenSequence
+from rollmill.trainer.learner import Learner
+from rollmill.trainer.policy import Policy
+from rollmill.trainer.state import load_state, save_state
+from rollmill.trainer.weight_files import DTYPES, WeightWriter, export_folder
+
+logger = logging.getLogger(__name__)
+
+
+class TorchTrainer:
+    """The `torch` backend on one rank.
+
+    Args:
+        config: `TrainerConfig` as plain values.
+        model_path: Hugging Face folder of the starting weights.
+        seed: of everything random in the trainer.
+        num_total_steps: calls of `train` in the whole run, for the learning-rate schedule.
+        context_length: most tokens of a sample.
+        base_dir: folder that custom functions' files are relative to.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: dict[str, Any],
+        model_path: str,
+        seed: int,
+        num_total_steps: int,
+        context_length: int,
+        base_dir: str | None = None,
+    ) -> None:
+        self._config = TrainerConfig.model_validate(config)
+        self._source = Path(model_path)
+        torch.set_num_threads(self._config.num_threads or len(os.sched_getaffinity(0)))
+        torch.manual_seed(seed)
+        transformers_logging.disable_progress_bar()
+        algorithm = find_algorithm(
+            self._config.algorithm, base_dir=Path(base_dir) if base_dir else None
+        )
+        device = _device(self._config)
+        self._policy = self._load(self._source, device)
+        reference = None
+        if self._config.algorithm.kl_coef:
+            reference_path = self._config.reference_model
+            reference = self._load(Path(reference_path or self._source), device)
+            reference.model.requires_grad_(False)
+        self._learner = Learner(
+            self._policy,
+            self._config,
+            algorithm,
+            num_total_steps=num_total_steps,
+            reference=reference,
+            context_length=context_length,
+        )
+        self._writer = WeightWriter(self._policy.model)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the model, for the log."""
+        return {
+            "parameters": self._policy.num_parameters,
+            "vocab_size": self._policy.vocab_size,
+            "device": str(self._policy.device),
+            "dtype": self._config.dtype,
+            "num_threads": torch.get_num_threads(),
+            "has_chunked_log_probs": self._policy.head is not None,
+            "can_share_prefixes": self._policy.can_use_trees,
+        }
+
+    def train(
+        self,
+        groups: list[bytes],
+        *,
+        step: int,
+        reward_key: str | None,
+        max_new_tokens: int,
+        temperature: float,
+    ) -> dict[str, float]:
+        """Train on one batch of encoded groups; the metrics. See `Learner.learn`."""
+        return self._learner.learn(
+            [decode_group(data) for data in groups],
+            step=step,
+            reward_key=reward_key,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+        )
+
+    def score(self, samples: list[bytes], *, temperature: float) -> list[bytes]:
+        """Log-probs of all response tokens under the current weights.
+
+        Args:
+            samples: encoded samples.
+            temperature: logits are divided by it.
+
+        Returns:
+            Per sample, raw float32, one entry per response token.
+        """
+        sequences = [_response_sequence(decode_sample(data)) for data in samples]
+        scores = [b""] * len(sequences)
+        budget = self._config.max_tokens_per_micro_batch
+        with torch.no_grad():
+            for batch in self._policy.plan(sequences, budget):
+                log_probs, _ = self._policy.log_probs(batch, temperature=temperature)
+                lengths = [len(sequences[member].targets) for member in batch.members]
+                parts = np.split(log_probs.float().cpu().numpy(), np.cumsum(lengths)[:-1])
+                for member, part in zip(batch.members, parts, strict=True):
+                    scores[member] = part.tobytes()
+        return scores
+
+    def write_weights(self, path: str, *, dtype: str) -> dict[str, Any]:
+        """Write the weights for the engines; see `WeightWriter.write`."""
+        return self._writer.write(Path(path), dtype=dtype)
+
+    def save(self, path: str) -> None:
+        """Write the trainer's complete state into a folder; see `state`."""
+        save_state(
+            Path(path),
+            self._policy.model,
+            self._learner.optimizer,
+            num_optimizer_steps=self._learner.num_optimizer_steps,
+        )
+
+    def load(self, path: str) -> None:
+        """Go on from what `save` wrote; CheckpointError when that is not possible."""
+        self._learner.num_optimizer_steps = load_state(
+            Path(path), self._policy.model, self._learner.optimizer
+        )
+
+    def export(self, path: str, *, dtype: str = "float32") -> None:
+        """Write a Hugging Face folder with the tokenizer of the starting model."""
+        export_folder(self._policy.model, Path(path), source=self._source, dtype=dtype)
+
+    def _load(self, folder: Path, device: torch.device) -> Policy:
+        model = _load_model(folder)
+        _remove_dropout(model)
+        if self._config.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        return Policy(
+            model,
+            device=device,
+            compute_dtype=DTYPES[self._config.dtype],
+            chunk_tokens=self._config.logprob_chunk_tokens,
+            layout=self._config.layout,
+        )
+
+
+def _load_model(folder: Path) -> Any:
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            "the model folder is missing or has no config.json",
+            where="model.path",
+            expected="a Hugging Face model folder",
+            found=str(folder),
+        )
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+        ).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            "the model cannot be loaded",
+            where=str(folder),
+            expected="a causal language model that transformers knows",
+            found=str(error),
+        ) from error
+
+
+def _remove_dropout(model: torch.nn.Module) -> None:
+    """Log-probs must be a function of the tokens: dropout is off, in training too."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def _device(config: TrainerConfig) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ConfigError(
+            "there is no GPU",
+            where="trainer.device",
+            expected="cpu or auto on this machine",
+            found="cuda",
+        )
+    if config.dtype == "float16":
+        raise ConfigError(
+            "training in float16 is not supported: gradients would underflow",
+            where="trainer.dtype",
+            expected="bfloat16 or float32",
+            found="float16",
+        )
+    return torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
+
+
+def _response_sequence(sample: Any) -> TokenSequence:
+    start = len(sample.prompt_tokens)
+    targets: Sequence[int] = range(start, start + sample.response_length)
+    return TokenSequence(sample.tokens, np.array(targets, np.int64), family=sample.group_index)

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollmill.engine.admission import Admission
+
+
+def test_requests_enter_in_order_of_arrival() -> None:
+    async def main() -> None:
+        gate = Admission(1)
+        assert await gate.enter()
+        order: list[int] = []
+
+        async def visit(number: int) -> None:
+            assert await gate.enter()
+            order.append(number)
+            gate.leave()
+
+        tasks = [asyncio.create_task(visit(i)) for i in range(5)]
+        await asyncio.sleep(0)
+        assert gate.num_waiting == 5
+        gate.leave()
+        await asyncio.gather(*tasks)
+        assert order == [0, 1, 2, 3, 4]
+        assert gate.num_inside == 0
+
+    asyncio.run(main())
+
+
+def test_a_full_sub_limit_does_not_hold_up_others() -> None:
+    async def main() -> None:
+        gate = Admission(10)
+        gate.limit("eval", 1)
+        assert await gate.enter("eval")
+        waiting = asyncio.create_task(gate.enter("eval"))
+        await asyncio.sleep(0)
+        assert await gate.enter()  # passes the one that waits
+        assert not waiting.done()
+        gate.leave("eval")
+        assert await waiting
+
+    asyncio.run(main())
+
+
+def test_a_closed_gate_lets_nobody_in_until_it_opens() -> None:
+    async def main() -> None:
+        gate = Admission(2)
+        gate.close()
+        waiting = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0)
+        assert gate.num_inside == 0
+        gate.open()
+        assert await waiting
+
+    asyncio.run(main())
+
+
+def test_those_who_wait_can_be_sent_away() -> None:
+    async def main() -> None:
+        gate = Admission(1)
+        assert await gate.enter()
+        waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert gate.abort_waiting() == 3
+        assert await asyncio.gather(*waiting) == [False, False, False]
+        assert gate.num_inside == 1
+
+    asyncio.run(main())
+
+
+def test_an_unknown_limit_is_an_error_that_names_the_known_ones() -> None:
+    async def main() -> None:
+        gate = Admission(1)
+        gate.limit("eval", 1)
+        with pytest.raises(ValueError, match=r"'evil'.*\['eval'\]"):
+            await gate.enter("evil")
+
+    asyncio.run(main())
+
+
+def test_one_cancelled_in_the_moment_of_admission_gives_its_place_back() -> None:
+    async def main() -> None:
+        gate = Admission(1)
+        assert await gate.enter()
+        waiting = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0)
+        gate.leave()  # admits it ...
+        waiting.cancel()  # ... before it could run
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert gate.num_inside == 0
+
+    asyncio.run(main())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
+def test_no_limit_is_ever_exceeded_and_no_place_is_lost(
+    maximum: int, eval_limit: int, seed: int
+) -> None:
+    async def main() -> None:
+        draw = random.Random(seed)
+        gate = Admission(maximum)
+        gate.limit("eval", eval_limit)
+
+        async def visit(name: str | None) -> None:
+            if not await gate.enter(name):
+                return
+            try:
+                assert gate.num_inside <= maximum
+                assert gate.inside("eval") <= eval_limit
+                for _ in range(draw.randrange(3)):
+                    await asyncio.sleep(0)
+            finally:
+                gate.leave(name)
+
+        tasks = []
+        for _ in range(30):
+            tasks.append(asyncio.create_task(visit(draw.choice([None, "eval"]))))
+            match draw.randrange(8):
+                case 0:
+                    draw.choice(tasks).cancel()
+                case 1:
+                    gate.close()
+                case 2:
+                    gate.open()
+                case 3:
+                    gate.abort_waiting()
+                case _:
+                    await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert gate.num_inside == 0
+        assert gate.num_waiting == 0
+        assert not any(
+            not task.cancelled() and isinstance(task.exception(), AssertionError) for task in tasks
+        )
+
+    asyncio.run(main())
