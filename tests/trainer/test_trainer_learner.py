@@ -78,6 +78,13 @@ def trained(how: Learner, groups: list[Group]) -> tuple[dict[str, float], dict[s
     return metrics, {n: p.detach().clone() for n, p in how.policy.model.named_parameters()}
 
 
+def first_gradients(how: Learner) -> dict[str, torch.Tensor]:
+    """The gradient of the only optimizer step so far: AdamW's first moment is (1 − β₁)·g."""
+    scale = 1 - how.config.optimizer.betas[0]
+    named = how.policy.model.named_parameters()
+    return {name: how.optimizer.state[p]["exp_avg"] / scale for name, p in named}
+
+
 ALGORITHMS: list[dict[str, Any]] = [
     {},
     {"loss": "gspo", "aggregation": "per_token"},
@@ -94,29 +101,27 @@ def test_micro_batches_chunks_layout_and_order_do_not_matter(
 ) -> None:
     groups = mixed_groups(rng)
     common: dict[str, Any] = {"algorithm": algorithm, "reference": "kl_coef" in algorithm}
-    whole, expected = trained(learner(layout="padded", **common), groups)
+    reference = learner(layout="padded", **common)
+    whole, expected = reference.learn(groups, **ARGUMENTS), first_gradients(reference)
     variants = [
         (groups, {"layout": "padded", "max_tokens_per_micro_batch": 1}),
         (groups, {"layout": "tree", "max_tokens_per_micro_batch": 30, "logprob_chunk_tokens": 2}),
         (groups[::-1], {"layout": "auto", "max_tokens_per_micro_batch": 64}),
     ]
     for given, changes in variants:
-        metrics, weights = trained(learner(**common, **changes), given)
-        for name, weight in weights.items():
-            # AdamW's first step is sign-like: compare where the gradient is not rounding noise.
-            close = (weight - expected[name]).abs() < 1e-6
-            assert close.double().mean() > 0.98, name
+        how = learner(**common, **changes)
+        metrics = how.learn(given, **ARGUMENTS)
+        for name, gradient in first_gradients(how).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-6, atol=1e-6)
         for name in ("loss/total", "optimizer/grad_norm", "mismatch/ess", "reward/mean"):
-            assert metrics[name] == pytest.approx(whole[name], rel=1e-5, abs=1e-6), name
+            assert metrics[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-6), name
         assert metrics["tokens/trained"] == whole["tokens/trained"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:2])
 def test_the_gradient_is_that_of_the_formula_written_out(
     algorithm: dict[str, Any], rng: np.random.Generator
 ) -> None:
-    if algorithm not in ({}, {"loss": "gspo", "aggregation": "per_token"}):
-        pytest.skip("written out for the two below")
     groups = mixed_groups(rng)
     how = learner(algorithm=algorithm)
     model = tiny_llama().double()
@@ -197,7 +202,7 @@ def test_old_log_probs_are_from_before_the_first_optimizer_step(rng: np.random.G
 
 
 def test_rollout_log_probs_can_be_the_denominator(rng: np.random.Generator) -> None:
-    groups = [make_group(0, [1.0, 0.0], rng=rng, lengths=[1, 1], log_prob=-100.0)]
+    groups = [make_group(0, [1.0, 0.0], rng=rng, lengths=[1, 1], log_prob=-30.0)]
     metrics = learner(algorithm={"old_log_probs": "rollout"}).learn(groups, **ARGUMENTS)
     assert metrics["policy/ratio_mean"] > 1e10
     assert metrics["policy/clip_fraction"] == 0.5

@@ -30,6 +30,9 @@ class EmbeddedEngineConfig(Section):
     """Seed of requests that bring none."""
 
 
+RouterPolicy = Literal["manual", "cache_aware", "round_robin", "random", "power_of_two"]
+
+
 class EngineConfig(Section):
     """Which engines the run uses and how it talks to them."""
 
@@ -63,5 +66,13 @@ class EngineConfig(Section):
     offload: bool = False
     """Free the engines' weights and KV cache while the trainer works: for engines that share a
     GPU, or little memory, with it."""
+    router: Literal["none", "sglang"] = "none"
+    """`none`: requests go straight to the engine with the least outstanding tokens, a group's to
+    the same one. `sglang`: they go through an SGLang router started for the run (`pip install
+    rollmill[router]`), which cannot carry every field: see docs/engines.md."""
+    router_policy: RouterPolicy = "manual"
+    """How the SGLang router chooses an engine. `manual` keeps the requests of a group together."""
+    router_port: int | None = Field(None, ge=1, le=65535)
+    """Port of the SGLang router; null takes a free one."""
     embedded: EmbeddedEngineConfig = EmbeddedEngineConfig()
     """The built-in engine's own settings."""

@@ -11,6 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 
+BURST = 16
+"""Requests admitted in one turn of the event loop: preparing a request takes a part of a
+millisecond, and thousands of them in one turn would keep everything else waiting."""
+
 
 class Admission:
     """The gate of the pool.
@@ -28,6 +32,7 @@ class Admission:
         self._num_inside = 0
         self._waiting: deque[tuple[str | None, asyncio.Future[bool]]] = deque()
         self._is_closed = False
+        self._continuation: asyncio.Handle | None = None
 
     @property
     def num_inside(self) -> int:
@@ -94,10 +99,12 @@ class Admission:
         return number
 
     def _admit(self) -> None:
-        if self._is_closed:
+        """Let in as many as may enter now, `BURST` of them in this turn of the event loop."""
+        if self._is_closed or self._continuation is not None:
             return
+        num_admitted = 0
         held_up: deque[tuple[str | None, asyncio.Future[bool]]] = deque()
-        while self._waiting and self._num_inside < self._max_in_flight:
+        while self._waiting and self._num_inside < self._max_in_flight and num_admitted < BURST:
             name, future = self._waiting.popleft()
             if future.done():
                 continue
@@ -106,5 +113,12 @@ class Admission:
                 continue
             self._inside[name] += 1
             self._num_inside += 1
+            num_admitted += 1
             future.set_result(True)
         self._waiting.extendleft(reversed(held_up))
+        if num_admitted:
+            self._continuation = asyncio.get_running_loop().call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._continuation = None
+        self._admit()

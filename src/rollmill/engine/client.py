@@ -200,11 +200,15 @@ class EngineClient:
     async def abort(self, rid: str, *, timeout_s: float = ABORT_TIMEOUT_S) -> None:
         """Ask the engine to stop this request; its generate call then returns what there is."""
         wire_rid = self._wire_rids.get(rid, rid + END_OF_RID)
-        await self._post("/abort_request", {"rid": wire_rid}, timeout_s=timeout_s, max_retries=0)
+        await self.send_abort({"rid": wire_rid}, timeout_s=timeout_s)
 
     async def abort_all(self, *, timeout_s: float = ABORT_TIMEOUT_S) -> None:
         """Ask the engine to stop every request it has, whoever sent it."""
-        await self._post("/abort_request", {"abort_all": True}, timeout_s=timeout_s, max_retries=0)
+        await self.send_abort({"abort_all": True}, timeout_s=timeout_s)
+
+    async def send_abort(self, payload: Mapping[str, Any], *, timeout_s: float) -> None:
+        """Send a ready-made abort."""
+        await self._post("/abort_request", payload, timeout_s=timeout_s, max_retries=0)
 
     async def pause(self, mode: PauseMode) -> None:
         """Hold generation: `abort` ends running requests, `retract` requeues them, `in_place` keeps
@@ -282,9 +286,7 @@ class EngineClient:
 
     async def _abort_forgotten(self, wire_rid: str) -> None:
         try:
-            await self._post(
-                "/abort_request", {"rid": wire_rid}, timeout_s=ABORT_TIMEOUT_S, max_retries=0
-            )
+            await self.send_abort({"rid": wire_rid}, timeout_s=ABORT_TIMEOUT_S)
         except EngineCallError as error:  # the caller is gone; the engine's health is watched
             logger.debug("abort of %s on %s did not arrive: %s", wire_rid, self.url, error)
 

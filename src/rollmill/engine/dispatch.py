@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from rollmill.config.engine import EngineConfig
 from rollmill.engine.admission import Admission
 from rollmill.engine.balance import Balancer
+from rollmill.engine.client import EngineClient
 from rollmill.engine.errors import EngineLost, EngineTimeout, EngineUnreachable, WrongVersion
-from rollmill.engine.health import Phase
-from rollmill.engine.member import Member
+from rollmill.engine.flights import Flights
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_state import WeightState
-from rollmill.sample import IntArray
+from rollmill.sample import IntArray, int_array
 
 MAX_DEATHS_PER_REQUEST = 3
 """A request whose engine died this often is failed. Two may be bad luck: the second engine was dead
@@ -40,23 +42,46 @@ class Request:
     """One request to the pool; fields as of `EnginePool.generate`."""
 
     rid: str
-    input_ids: IntArray
+    input_ids: npt.ArrayLike
     sampling: Mapping[str, Any]
     session_id: str | None
     return_routed_experts: bool
     limit: str | None
 
-    @property
-    def cost(self) -> int:
+    def cost(self, token_ids: IntArray) -> int:
         """Tokens of context plus the most that may be written."""
-        return len(self.input_ids) + int(self.sampling["max_new_tokens"])
+        return len(token_ids) + int(self.sampling["max_new_tokens"])
+
+
+class Lane(Protocol):
+    """A way to an answer: one engine, or a router in front of several."""
+
+    client: EngineClient
+    flights: Flights
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may go this way."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether this way is closed for ever."""
+
+    def describe(self) -> str:
+        """How it is, for messages."""
+
+    def doubt(self, reason: str) -> None:
+        """A request got no answer here: make sure of it before it gets new ones."""
+
+    def outdate(self, reason: str) -> None:
+        """Tokens of other weights than expected came from here."""
 
 
 class Dispatcher:
     """Sends requests to engines.
 
     Args:
-        members: the engines.
+        lanes: the engines, or the router in front of them.
         weights: what they should serve.
         admission: the gate that requests pass first.
         config: deadlines and retries.
@@ -64,13 +89,13 @@ class Dispatcher:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        lanes: Sequence[Lane],
         weights: WeightState,
         admission: Admission,
         config: EngineConfig,
     ) -> None:
         self.num_redispatched = 0
-        self._members = members
+        self._lanes = lanes
         self._weights = weights
         self._admission = admission
         self._config = config
@@ -98,14 +123,14 @@ class Dispatcher:
         given up."""
         self._abort_epoch += 1
         num_waiting = self._admission.abort_waiting()
-        num_flying = sum(len(member.flights) for member in self._members)
+        num_flying = sum(len(lane.flights) for lane in self._lanes)
         self.notify()
         unanswered = await asyncio.gather(
-            *(member.flights.abort_until_idle(deadline_s) for member in self._members)
+            *(lane.flights.abort_until_idle(deadline_s) for lane in self._lanes)
         )
-        for member, number in zip(self._members, unanswered, strict=True):
+        for lane, number in zip(self._lanes, unanswered, strict=True):
             if number:
-                member.doubt("it did not answer an abort")
+                lane.doubt("it did not answer an abort")
         return AbortReport(num_waiting + num_flying - sum(unanswered), sum(unanswered))
 
     def notify(self) -> None:
@@ -121,7 +146,7 @@ class Dispatcher:
 
     def check_hope(self) -> None:
         """Raise `EngineLost` when every engine has been given up."""
-        if all(member.health.phase is Phase.GIVEN_UP for member in self._members):
+        if all(lane.is_given_up for lane in self._lanes):
             raise EngineLost(
                 "no engine is left",
                 expected="at least one engine that starts and stays up",
@@ -131,54 +156,58 @@ class Dispatcher:
 
     async def _until_answered(self, request: Request, epoch: int) -> GenerateResult:
         num_tries = num_deaths = 0
+        token_ids = int_array(request.input_ids)
+        cost = request.cost(token_ids)
         while True:
-            member = await self._pick(request, epoch)
-            if member is None:
+            lane = await self._pick(request, cost, epoch)
+            if lane is None:
                 return GenerateResult.aborted_before_start()
             try:
-                return await self._send(member, request)
+                return await self._send(lane, request, token_ids, cost)
             except (EngineLost, EngineUnreachable) as error:
                 num_tries += 1
                 if isinstance(error, EngineLost):
                     num_deaths += 1
                 else:
-                    member.doubt(str(error))
+                    lane.doubt(str(error))
                 is_last = num_tries > self._config.max_retries
                 if self._is_closed or is_last or num_deaths >= MAX_DEATHS_PER_REQUEST:
                     raise
                 self.num_redispatched += 1
             except WrongVersion as error:
-                member.outdate(str(error))
+                lane.outdate(str(error))
                 raise
 
-    async def _send(self, member: Member, request: Request) -> GenerateResult:
+    async def _send(
+        self, lane: Lane, request: Request, token_ids: IntArray, cost: int
+    ) -> GenerateResult:
         oldest = self._weights.version
-        work = member.client.generate(
+        work = lane.client.generate(
             request.rid,
-            request.input_ids,
+            token_ids,
             request.sampling,
             session_id=request.session_id,
             return_routed_experts=request.return_routed_experts,
             oldest_version=oldest,
         )
-        result = await member.flights.carry(request.rid, request.cost, work)
-        where = f"request {request.rid} on {member.client.url}"
+        result = await lane.flights.carry(request.rid, cost, work)
+        where = f"request {request.rid} on {lane.client.url}"
         self._weights.check(result, oldest, where=where)
         return result
 
-    async def _pick(self, request: Request, epoch: int) -> Member | None:
+    async def _pick(self, request: Request, cost: int, epoch: int) -> Lane | None:
         """The engine for this request, waited for; None when the request was aborted meanwhile."""
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
                 while epoch == self._abort_epoch and not self._is_closed:
                     ready = {
-                        number: member.flights.load
-                        for number, member in enumerate(self._members)
-                        if member.health.takes_requests
+                        number: lane.flights.load
+                        for number, lane in enumerate(self._lanes)
+                        if lane.takes_requests
                     }
                     if ready:
-                        chosen = self._balancer.choose(ready, request.session_id, request.cost)
-                        return self._members[chosen]
+                        chosen = self._balancer.choose(ready, request.session_id, cost)
+                        return self._lanes[chosen]
                     self.check_hope()
                     await self._changed.wait()
                 return None
@@ -191,6 +220,4 @@ class Dispatcher:
             ) from None
 
     def _phases(self) -> str:
-        return "; ".join(
-            f"{m.client.url} is {m.health.phase} ({m.health.reason})" for m in self._members
-        )
+        return "; ".join(lane.describe() for lane in self._lanes)

@@ -33,6 +33,7 @@ def new_session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
         read_bufsize=READ_BUFFER_BYTES,
+        cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
     )
 

@@ -83,6 +83,20 @@ class Member:
         self._on_change = on_change
         self._poke = asyncio.Event()
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may go to this engine."""
+        return self.health.takes_requests
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether this engine will never take requests again."""
+        return self.health.phase is Phase.GIVEN_UP
+
+    def describe(self) -> str:
+        """How the engine is, for messages."""
+        return f"{self.client.url} is {self.health.phase} ({self.health.reason})"
+
     async def bring_up(self) -> None:
         """From dead to ready, once, for the start of the run.
 

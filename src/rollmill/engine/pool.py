@@ -25,14 +25,14 @@ from rollmill.config.engine import EngineConfig
 from rollmill.engine.admission import Admission
 from rollmill.engine.client import EngineClient, MemoryTag, PauseMode
 from rollmill.engine.control import Control
-from rollmill.engine.dispatch import AbortReport, Dispatcher, Request
+from rollmill.engine.dispatch import AbortReport, Dispatcher, Lane, Request
 from rollmill.engine.http import new_session
 from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
+from rollmill.engine.router import SGLANG_ROUTER, RouterLane, RouterProcess
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_state import WeightState
 from rollmill.errors import EngineError
-from rollmill.sample import int_array
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class EnginePool:
         context_length: most tokens of context and answer; None is the model's own limit.
         first_version: version of the first weights.
         program: what to start as an engine (tests put a scripted engine here).
+        router_program: what to start as the SGLang router.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EnginePool:
         context_length: int | None = None,
         first_version: int = 0,
         program: Sequence[str] = EMBEDDED_ENGINE,
+        router_program: Sequence[str] = SGLANG_ROUTER,
     ) -> None:
         self._config = config
         self._model_path = model_path
@@ -81,10 +83,13 @@ class EnginePool:
         self._run_dir = run_dir
         self._first_version = first_version
         self._program = program
+        self._router_program = router_program
         self._weights = WeightState(version=None if config.urls else first_version)
         self._admission = Admission(config.max_concurrent_requests)
         self._members: list[Member] = []
-        self._dispatcher = Dispatcher(self._members, self._weights, self._admission, config)
+        self._router: RouterLane | None = None
+        self._lanes: list[Lane] = []
+        self._dispatcher = Dispatcher(self._lanes, self._weights, self._admission, config)
         self._control = Control(self._members, self._weights, self._admission)
         self._session: aiohttp.ClientSession | None = None
         self._watches: list[asyncio.Task[None]] = []
@@ -110,12 +115,15 @@ class EnginePool:
             async with asyncio.TaskGroup() as group:
                 for member in self._members:
                     group.create_task(member.bring_up())
+            self._lanes.extend(await self._make_lanes(self._session))
         except BaseException as error:
             await self.close()
             if isinstance(error, BaseExceptionGroup):
                 raise _first_engine_error(error) from None
             raise
         self._watches = [asyncio.create_task(member.watch()) for member in self._members]
+        if self._router is not None:
+            self._watches.append(asyncio.create_task(self._router.watch()))
         for watch in self._watches:
             watch.add_done_callback(_report_crash)
 
@@ -125,6 +133,8 @@ class EnginePool:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._router is not None:
+            await self._router.close()
         await asyncio.gather(*(member.close() for member in self._members), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
@@ -152,7 +162,26 @@ class EnginePool:
         self, url: str, session: aiohttp.ClientSession, process: EngineProcess | None
     ) -> Member:
         client = EngineClient(url, self._config, session)
-        return Member(client, process, self._config, self._weights, self._dispatcher.notify)
+        return Member(client, process, self._config, self._weights, self._on_change)
+
+    async def _make_lanes(self, session: aiohttp.ClientSession) -> Sequence[Lane]:
+        """The engines themselves, or the router in front of them."""
+        if self._config.router == "none":
+            return self._members
+        process = RouterProcess(
+            self._config, session, run_dir=self._run_dir, program=self._router_program
+        )
+        self._router = RouterLane(
+            process, self._config, session, self._members, self._dispatcher.notify
+        )
+        await self._router.start()
+        return [self._router]
+
+    def _on_change(self) -> None:
+        """An engine's phase changed."""
+        if self._router is not None:
+            self._router.notify()
+        self._dispatcher.notify()
 
     # -- what is so --------------------------------------------------------------------------
 
@@ -174,7 +203,7 @@ class EnginePool:
             num_ready=sum(member.health.takes_requests for member in self._members),
             num_in_flight=self._admission.num_inside,
             num_waiting=self._admission.num_waiting,
-            outstanding_tokens=sum(member.flights.load for member in self._members),
+            outstanding_tokens=sum(lane.flights.load for lane in self._lanes),
             num_engine_deaths=sum(member.health.num_deaths for member in self._members),
             num_redispatched=self._dispatcher.num_redispatched,
         )
@@ -211,9 +240,7 @@ class EnginePool:
         Raises:
             EngineCallError: no engine could answer; the subclass says why.
         """
-        request = Request(
-            rid, int_array(input_ids), sampling, session_id, return_routed_experts, limit
-        )
+        request = Request(rid, input_ids, sampling, session_id, return_routed_experts, limit)
         return await self._dispatcher.generate(request)
 
     async def abort_all(self, deadline_s: float) -> AbortReport:

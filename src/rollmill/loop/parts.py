@@ -6,6 +6,7 @@ found here, before the first rollout; cheap checks come before anything that tak
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,7 @@ from rollmill.config import Config
 from rollmill.data import load_tokenizer, open_source
 from rollmill.data.ledger import Ledger
 from rollmill.engine.pool import EnginePool
-from rollmill.errors import ConfigError
+from rollmill.errors import ConfigError, first_error
 from rollmill.filters import DynamicFilter, load_ranking
 from rollmill.loop.run_dir import RunDir
 from rollmill.models import context_length_of, resolve_model
@@ -147,13 +148,15 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
     async with AsyncExitStack() as stack:
         ledger = Ledger(run_dir.ledger)
         stack.callback(ledger.close)
-        view.phase("starting rewards")
-        await stack.enter_async_context(judge)
-        await stack.enter_async_context(evaluator)
-        view.phase("starting trainer")
-        trainer = await start_trainer(stack, config, policy, run_dir, base_dir)
-        view.phase("starting engines")
-        await stack.enter_async_context(pool)
+        view.phase("starting trainer, engines and rewards")
+        async with _all_or_first_error() as starting:
+            starting.create_task(stack.enter_async_context(judge))
+            starting.create_task(stack.enter_async_context(evaluator))
+            starting.create_task(stack.enter_async_context(pool))
+            trainer_started = starting.create_task(
+                start_trainer(stack, config, policy, run_dir, base_dir)
+            )
+        trainer = trainer_started.result()
         transport = DiskTransport(config.weights, run_dir.root, dtype=config.engine.embedded.dtype)
         stack.push_async_callback(transport.close)
         runner = make_runner(
@@ -180,6 +183,16 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             metrics=MetricsLog(run_dir.metrics),
             view=view,
         )
+
+
+@asynccontextmanager
+async def _all_or_first_error() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose first error comes out by itself, not wrapped in a group."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
 
 
 def make_runner(

@@ -146,7 +146,8 @@ class Loop:
         with self._timed("eval", step):
             result = await self._parts.evaluator.run(step)
         self._evaluated[step] = result.metrics
-        self._parts.metrics.write("eval", step, result.metrics | self._clock)
+        spent = {"time/eval_s": self._clock["time/eval_s"]}
+        self._parts.metrics.write("eval", step, result.metrics | spent)
         shown = []
         for name, groups in result.groups.items():
             samples = flatten(groups)

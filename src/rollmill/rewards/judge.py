@@ -128,6 +128,10 @@ class Judge:
         inputs = [RewardInput.from_sample(sample) for sample in samples]
         return await self._submit(Task(self._config.function, inputs, grouped=True))
 
+    def worker_process_ids(self) -> list[int]:
+        """Ids of the running worker processes, for telemetry."""
+        return [] if self._pool is None else self._pool.process_ids()
+
     async def _judge_part(self, name: str, item: RewardInput) -> Outcome:
         if not is_function_path(name) and not is_type(name):
             return Outcome.error(unknown_type(name).what)

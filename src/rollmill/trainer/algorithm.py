@@ -97,7 +97,8 @@ def _from_hook(
     path: str, name: str, expected: HookSignature, known: Iterable[str], base_dir: Path
 ) -> Any:
     if ":" not in path:
-        near = difflib.get_close_matches(path, known, n=1)
+        near = [other for other in known if path and other.startswith(path)]
+        near = near or difflib.get_close_matches(path, known, n=1)
         raise ConfigError(
             f"there is no {name.rpartition('.')[2]} of that name",
             where=name,

@@ -156,7 +156,7 @@ class TorchTrainer:
         model = _load_model(folder)
         _remove_dropout(model)
         if self._config.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            _enable_checkpointing(model)
             model.train()
         return Policy(
             model,
@@ -189,6 +189,12 @@ def _load_model(folder: Path) -> Any:
             expected="a causal language model that transformers knows",
             found=str(error),
         ) from error
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Under the name of this version of transformers; it changed in 5.x."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()
 
 
 def _remove_dropout(model: torch.nn.Module) -> None:

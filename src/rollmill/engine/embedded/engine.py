@@ -288,6 +288,7 @@ class EmbeddedEngine:
         except Exception as error:
             logger.exception("a step of the engine failed; its requests end with an error")
             moved += self._fail_started(error)
+        self._settle()
         if moved:
             self._notify(moved)
         if self.step_delay_s:

@@ -13,7 +13,7 @@ from aiohttp import web
 from rollmill.engine.embedded.broker import Progress
 from rollmill.engine.embedded.replies import bad_request, json_reply, read_body
 from rollmill.engine.embedded.requests import GenerateCall, parse_generate
-from rollmill.engine.embedded.responses import generate_response
+from rollmill.engine.embedded.responses import StreamText, generate_response
 from rollmill.engine.embedded.sampling import BodyError, RequestError
 from rollmill.engine.embedded.sequence import Sequence
 from rollmill.engine.embedded.state import STATE, ServerState
@@ -141,11 +141,14 @@ async def _stream(
     request: web.Request, state: ServerState, call: GenerateCall, queues: Queues
 ) -> web.StreamResponse:
     response = await open_stream(request)
+    texts = [StreamText(state.reader, sequence) for sequence in call.sequences]
     async for index, progress in progress_of(call.sequences, queues):
+        texts[index].advance(progress.count, is_end=progress.is_end)
         chunk = generate_response(
             call.sequences[index],
             progress.count,
             state.reader,
+            text=texts[index].text,
             with_token_text=call.return_text_in_logprobs,
             with_prompt_ids=call.return_prompt_token_ids,
         )

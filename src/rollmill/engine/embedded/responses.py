@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rollmill.engine.embedded.sampling import SamplingParams
 from rollmill.engine.embedded.sequence import Sequence, TopLogprobs
 
 TokenText = Callable[[int], str]
@@ -39,18 +40,58 @@ class TextReader:
         tokens = sequence.output[:count]
         if reason and isinstance(reason.get("matched"), int) and not params.no_stop_trim:
             tokens = tokens[:-1]
-        text: str = self._tokenizer.decode(
-            tokens,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
+        text = self._decode(tokens, params)
         if reason and sequence.stop_text:
             at = text.find(sequence.stop_text)
             if at >= 0:
                 text = text[: at + len(sequence.stop_text) if params.no_stop_trim else at]
-        elif reason is None:
-            text = text.removesuffix("\ufffd")  # the rest of the character is still to come
         return text
+
+    def piece(self, sequence: Sequence, start: int, end: int) -> str:
+        """Text of output tokens `[start, end)`, for readers that put pieces together."""
+        return self._decode(sequence.output[start:end], sequence.params)
+
+    def _decode(self, tokens: list[int], params: SamplingParams) -> str:
+        if self._tokenizer is None:
+            return ""
+        return str(
+            self._tokenizer.decode(
+                tokens,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        )
+
+
+class StreamText:
+    """Text of a growing sequence, at a cost that does not grow with it.
+
+    Only the tokens since the last complete piece are decoded again; a piece is complete when it
+    does not end inside a character. The final text is decoded as a whole, so that a stream ends
+    with exactly the text that a single answer has.
+    """
+
+    def __init__(self, reader: TextReader, sequence: Sequence) -> None:
+        self._reader = reader
+        self._sequence = sequence
+        self._done = 0
+        self._context = 0
+        self.text = ""
+
+    def advance(self, count: int, *, is_end: bool) -> str:
+        """Take the tokens up to `count`; the text that is new."""
+        before = self.text
+        if is_end:
+            self.text = self._reader.text(self._sequence, count)
+            # An ending that is cut off (a stop string) may take back what was sent already.
+            return self.text[len(before) :]
+        # The tokens of the piece before give the decoder its context (leading spaces).
+        known = self._reader.piece(self._sequence, self._context, self._done)
+        longer = self._reader.piece(self._sequence, self._context, count)
+        if len(longer) > len(known) and not longer.endswith("\ufffd"):
+            self.text += longer[len(known) :]
+            self._context, self._done = self._done, count
+        return self.text[len(before) :]
 
 
 def generate_response(
@@ -58,13 +99,14 @@ def generate_response(
     count: int,
     reader: TextReader,
     *,
+    text: str | None = None,
     with_token_text: bool = False,
     with_prompt_ids: bool = False,
 ) -> dict[str, Any]:
-    """The answer for one sequence after `count` tokens."""
+    """The answer for one sequence after `count` tokens; `text` when it is known already."""
     answer: dict[str, Any] = {}
     if reader.has_tokenizer:
-        answer["text"] = reader.text(sequence, count)
+        answer["text"] = reader.text(sequence, count) if text is None else text
     answer["output_ids"] = sequence.output[:count]
     answer["meta_info"] = _meta_info(sequence, count)
     if sequence.logprobs.is_wanted:
@@ -94,14 +136,15 @@ def _meta_info(sequence: Sequence, count: int) -> dict[str, Any]:
     if sequence.first_token_at is not None:
         meta["first_token_latency"] = sequence.first_token_at - sequence.received_at
     if is_end:
-        meta["weight_versions"] = _version_spans(sequence)
+        meta["weight_versions"] = version_spans(sequence)
         finished_at = sequence.finished_at or time.time()
         meta["e2e_latency"] = finished_at - sequence.received_at
         meta["request_finished_ts"] = finished_at
     return meta
 
 
-def _version_spans(sequence: Sequence) -> list[dict[str, Any]]:
+def version_spans(sequence: Sequence) -> list[dict[str, Any]]:
+    """Which weight version wrote which output positions."""
     if not sequence.spans:
         return [{"version": sequence.weight_version, "start": 0, "end": 0}]
     return [

@@ -18,9 +18,19 @@ from aiohttp import web
 from transformers import AutoTokenizer
 
 from rollmill.config.engine import EmbeddedEngineConfig
-from rollmill.engine.embedded import control, generate, info, updates
+from rollmill.engine.embedded import (
+    control,
+    distributed,
+    generate,
+    info,
+    metrics,
+    openai,
+    tokens,
+    updates,
+)
 from rollmill.engine.embedded.broker import Broker
 from rollmill.engine.embedded.engine import EmbeddedEngine
+from rollmill.engine.embedded.groups import UpdateGroups
 from rollmill.engine.embedded.model import ModelRunner
 from rollmill.engine.embedded.ports import bind, port_error
 from rollmill.engine.embedded.replies import errors_as_json
@@ -126,6 +136,7 @@ def build_app(
         tokenizer_path=tokenizer_path,
         served_model_name=os.path.basename(os.path.normpath(model_path)),
         settings=config.model_dump(mode="json"),
+        groups=UpdateGroups(runner.device),
     )
     app = web.Application(middlewares=[errors_as_json], client_max_size=_MAX_BODY_BYTES)
     app[STATE] = state
@@ -213,6 +224,9 @@ def _routes() -> list[web.RouteDef]:
         ("/server_info", info.server_info),
         ("/get_server_info", info.server_info),
         ("/v1/loads", info.loads),
+        ("/v1/models", openai.list_models),
+        ("/v1/models/{model:.+}", openai.one_model),
+        ("/metrics", metrics.metrics),
     ]
     post = [
         ("/generate", generate.generate),
@@ -221,6 +235,17 @@ def _routes() -> list[web.RouteDef]:
         ("/continue_generation", control.continue_generation),
         ("/update_weights_from_disk", updates.update_weights_from_disk),
         ("/update_weight_version", updates.update_weight_version),
+        ("/init_weights_update_group", distributed.init_weights_update_group),
+        ("/destroy_weights_update_group", distributed.destroy_weights_update_group),
+        ("/begin_weight_update", distributed.begin_weight_update),
+        ("/end_weight_update", distributed.end_weight_update),
+        ("/update_weights_from_distributed", distributed.update_weights_from_distributed),
+        ("/v1/completions", openai.completions),
+        ("/v1/chat/completions", openai.chat_completions),
+        ("/tokenize", tokens.tokenize),
+        ("/v1/tokenize", tokens.tokenize),
+        ("/detokenize", tokens.detokenize),
+        ("/v1/detokenize", tokens.detokenize),
     ]
     routes = [web.put("/generate", generate.generate)]
     routes += [web.get(path, handler) for path, handler in itertools.chain(both, get)]

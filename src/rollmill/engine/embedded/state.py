@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rollmill.engine.embedded.broker import Broker
 from rollmill.engine.embedded.engine import EmbeddedEngine
+from rollmill.engine.embedded.groups import UpdateGroups, UpdateSession
 from rollmill.engine.embedded.requests import ModelFacts
 from rollmill.engine.embedded.responses import TextReader
 from rollmill.engine.embedded.sequence import Sequence
@@ -31,8 +32,13 @@ class ServerState:
     served_model_name: str
     settings: dict[str, Any]
     """The engine's settings, as `/server_info` shows them."""
+    groups: UpdateGroups
+    session: UpdateSession | None = None
+    """The open weight-update session."""
     started_at: float = field(default_factory=time.time)
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    group_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a process group is joined or left, which may take long."""
     in_flight: dict[str, Sequence] = field(default_factory=dict)
     """Requests by id."""
 

@@ -69,16 +69,21 @@ def options_of(item: RewardInput) -> Options:
     """The options of a row: `metadata.choices` (list or mapping), `valid_letters`, or A to J."""
     choices = item.metadata.get("choices")
     if isinstance(choices, dict):
-        texts = {str(key).strip().upper(): str(value) for key, value in choices.items()}
+        texts = {_letter(key): str(value) for key, value in choices.items() if _letter(key)}
     elif isinstance(choices, list | tuple):
         texts = dict(zip(string.ascii_uppercase, map(str, choices), strict=False))
     else:
         texts = {}
     given = item.metadata.get("valid_letters")
-    letters = "".join(str(one).strip().upper()[:1] for one in given) if given else "".join(texts)
+    letters = "".join(map(_letter, given)) if isinstance(given, str | list) else "".join(texts)
     if not letters and not texts and _is_text_label(item.label):
         texts = {"": label_text(item.label)}
     return Options(letters or "ABCDEFGHIJ", texts)
+
+
+def _letter(given: Any) -> str:
+    """The letter that names an option: the first letter or digit of what is given."""
+    return re.sub(r"[^A-Z0-9]", "", str(given).upper())[:1]
 
 
 def _is_text_label(label: Any) -> bool:
@@ -164,10 +169,7 @@ def _stated_letter(response: str, options: Options) -> str | None:
         for match in re.finditer(
             f"(?i:{statement})".replace(letters, f"(?-i:{letters})"), response
         ):
-            is_article = match.group(1) == "A" and re.match(r"\s+[a-z]", response[match.end(1) :])
-            if not is_article or re.match(
-                r"\s+(?:is|because|since|as|and)\b", response[match.end(1) :]
-            ):
+            if not _is_english(match.group(1), response[match.end(1) :]):
                 place = match.start(1)
                 last = (place, match.group(1)) if last is None or place > last[0] else last
     return last[1] if last is not None else None
@@ -179,9 +181,16 @@ def _only_letter(line: str, options: Options) -> str | None:
     found = {
         match.group()
         for match in re.finditer(pattern, line)
-        if not (match.group() in "AI" and re.match(r"\s+[a-z]", line[match.end() :]))
+        if not _is_english(match.group(), line[match.end() :])
     }
     return found.pop() if len(found) == 1 and not re.search(r"\b(?:not|n't|nor)\b", line) else None
+
+
+def _is_english(letter: str, after: str) -> bool:
+    """Whether a capital is the article or the pronoun, by what follows it."""
+    if letter not in ("A", "I") or re.match(r"\s+[a-z]", after) is None:
+        return False
+    return re.match(r"\s+(?:is|because|since|as|and|or|nor|but)\b", after) is None
 
 
 def _standing(options: Options) -> str:

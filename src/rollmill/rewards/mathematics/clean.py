@@ -72,7 +72,8 @@ _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-zA-Z])|\\circ(?![a-zA-Z])")
 _MARKDOWN = re.compile(r"(?<!\\)(\*\*|__|`+)(.+?)\1")
 _SPACES = re.compile(r"\s+")
-_LATEX_SPACES = re.compile(r"\\[,;: ]|~")
+_LATEX_SPACES = re.compile(r"(?<!\\)\\[,;:! ]|~")
+_FONT = re.compile(r"\{\\(?:bf|rm|it|sf|tt|em|cal)\s+([^{}]*)\}")
 _THIN_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|\\,|'|_)(?=\d{3}(?!\d))")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 _ESCAPED = re.compile(r"\\([%#&])")
@@ -129,8 +130,8 @@ def _undressed(text: str) -> str:
 
 def _plain_latex(text: str) -> str:
     if "\\" in text:
-        text = _THIN_THOUSANDS.sub("", text).replace(r"\!", "")
-        text = _DROP.sub("", text)
+        text = _THIN_THOUSANDS.sub("", text)
+        text = _FONT.sub(r"\1", _DROP.sub("", text))
         text = _LATEX_SPACES.sub(" ", text)
         text = _FRACTION.sub(r"\\frac", text)
         for _ in range(3):  # \text inside \text

@@ -24,7 +24,6 @@ _SAME_WORDS = {
     "all real numbers": r"\mathbb{R}",
     "all reals": r"\mathbb{R}",
     "real numbers": r"\mathbb{R}",
-    r"(-\infty, \infty)": r"\mathbb{R}",
     r"(-\infty,\infty)": r"\mathbb{R}",
     "empty set": r"\emptyset",
     "no solution": r"\emptyset",
@@ -32,6 +31,7 @@ _SAME_WORDS = {
     "no real solution": r"\emptyset",
     "no real solutions": r"\emptyset",
     r"\varnothing": r"\emptyset",
+    r"\{\}": r"\emptyset",
     "infinity": r"\infty",
     r"+\infty": r"\infty",
     "undefined": "undefined",
@@ -42,7 +42,8 @@ _ASSIGNMENT = re.compile(
     r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\([a-zA-Z,\s]+\))?|\\[a-z]+(?:\s[a-zA-Z])?)\s*"
     r"(?:=|\\approx(?![a-zA-Z]))\s*([^=<>]+)"
 )
-_BASE = re.compile(r"([0-9a-zA-Z]+)\s*_\{?\s*(\d+)\s*\}?")
+_LOOSE_SPACE = re.compile(r"(?<![0-9a-zA-Z]) | (?![0-9a-zA-Z])")
+_BASE = re.compile(r"(\d[0-9a-zA-Z]*)\s*_\{?\s*(\d+)\s*\}?")
 _TRAILING_UNIT = re.compile(r"^(.*?[)}\]\d])\s+((?:[a-zA-Z]|°|/|\s|\^\{?-?\d\}?)+)$", re.DOTALL)
 _LEADING_APPROX = re.compile(r"^\\approx\s*")
 _HAS_RELATION = re.compile(r"[=<>]|\\(?:leq|geq|neq|lt|gt|in)(?![a-zA-Z])")
@@ -62,8 +63,9 @@ def _equal(left: str, right: str) -> bool:
     verdict = _quantities(left, right)
     if verdict is not None:
         return verdict
-    if _choice_or_base(left, right):
-        return True
+    verdict = _choices_or_bases(left, right)
+    if verdict is not None:
+        return verdict
     first, second = parse(left), parse(right)
     if isinstance(first, Many) or isinstance(second, Many):
         if _nodes_equal(first, second):
@@ -84,7 +86,9 @@ def _may_be_interval(left: Node, right: Node) -> bool:
 
 def _canonical(text: str) -> str:
     words = as_words(text) if is_text(text) else text
-    return _SAME_WORDS.get(words, words.replace(" ", "") if words is text else words)
+    if words is text:
+        words = _LOOSE_SPACE.sub("", text)
+    return _SAME_WORDS.get(words, words)
 
 
 def _quantities(left: str, right: str) -> bool | None:
@@ -97,7 +101,8 @@ def _quantities(left: str, right: str) -> bool | None:
     return None
 
 
-def _choice_or_base(left: str, right: str) -> bool:
+def _choices_or_bases(left: str, right: str) -> bool | None:
+    """The verdict on two letters (of a multiple choice), or numbers of which one has a base."""
     choices = _CHOICE.fullmatch(left), _CHOICE.fullmatch(right)
     if choices[0] is not None and choices[1] is not None:
         return choices[0].group(1).lower() == choices[1].group(1).lower()
@@ -105,7 +110,9 @@ def _choice_or_base(left: str, right: str) -> bool:
     if bases[0] is not None and bases[1] is not None:
         return bases[0].groups() == bases[1].groups()
     based, bare = (bases[0], right) if bases[0] is not None else (bases[1], left)
-    return based is not None and based.group(1)[0].isdigit() and based.group(1) == bare
+    if based is None or not bare.isdigit():
+        return None
+    return based.group(1) == bare
 
 
 def _scalars_equal(left: str, right: str) -> bool:

@@ -109,8 +109,9 @@ def final_answer(response: str) -> str | None:
     tail = text[-MAX_TAIL_CHARS:]
     if _cut_box(text):
         tail = tail.rpartition("\\boxed")[0]
-    for find in (_after_hashes, _after_anchor, _at_the_end):
-        answer = find(tail)
+    searches = [_after_hashes, _after_anchor, _at_the_end]
+    for search in searches[:2] if _cut_box(text) else searches:
+        answer = search(tail)
         if answer is not None:
             return answer
     return None

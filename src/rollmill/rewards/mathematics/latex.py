@@ -28,6 +28,7 @@ _LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _KNOWN = frozenset(
     [*_FUNCTIONS.split("|"), "sqrt", "cbrt", "theta", "alpha", "beta", "infinity", "mod"]
 )
+_SHORT_WORDS = frozenset(("no", "ok", "on", "up", "it", "he", "we"))
 _WORD_ARGUMENT = re.compile(r"\\(?:mathbb|mathcal|overline|begin|end)\{[^{}]*\}")
 
 
@@ -41,12 +42,7 @@ def is_text(text: str) -> bool:
     runs = _RUN.findall(_LATEX_COMMAND.sub(" ", rest))
     if any(not _is_product(run) and run.lower() not in _KNOWN for run in runs):
         return True
-    bare = _LATEX_COMMAND.sub("", rest)
-    return (
-        re.search(r"\d|\\[a-zA-Z]|(?<![a-zA-Z])[a-zA-Z]{1,2}(?![a-zA-Z])", rest) is None
-        and (not runs or bare.isalpha())
-        and not any(_is_product(run) or run.lower() in _KNOWN for run in runs)
-    )
+    return text.lower() in _SHORT_WORDS
 
 
 def _is_product(run: str) -> bool:

@@ -52,7 +52,7 @@ _WORDS = re.compile(r"[a-z]{3,}(?:[ -][a-z]+)*")
 _MATH_WORDS = """pi sqrt sin cos tan cot sec csc log ln exp mod and or infinity theta choose minus
 plus times over divided squared cubed not to from if when where root percent"""
 _NOT_DESCRIPTIONS = frozenset(_MATH_WORDS.split())
-_LONG_INTEGER = re.compile(r"([-+]?)\s*0*(\d[\d,]*)")
+_LONG_INTEGER = re.compile(r"([-+]?)\s*0*(\d{1,3}(?:,\d{3})+|\d+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from rollmill.rewards.graders.instructions.texts import (
 )
 
 _CONJUNCTIONS = frozenset(["and", "but", "for", "nor", "or", "so", "yet"])
-_STOP_WORDS_TEXT = """i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she
+_STOP_WORDS_TEXT = """
+i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she
 her hers herself it its itself they them their theirs themselves what which who whom this that
 these those am is are was were be been being have has had having do does did doing a an the
 and but if or because as until while of at by for with about against between into through
@@ -26,13 +27,15 @@ once here there when where why how all any both each few more most other some su
 only own same so than too very s t can will just don should now d ll m o re ve y ain aren
 couldn didn doesn hadn hasn haven isn ma mightn mustn needn shan shouldn wasn weren won wouldn"""
 _STOP_WORDS = frozenset(_STOP_WORDS_TEXT.split())
-_PRONOUNS_TEXT = """i me we us you he him she her it they them my mine our ours your yours his hers its their
+_PRONOUNS_TEXT = """
+i me we us you he him she her it they them my mine our ours your yours his hers its their
 theirs myself ourselves yourself yourselves himself herself itself themselves this that these
 those who whom whose which what whoever whomever whatever whichever anybody anyone anything
 everybody everyone everything nobody nothing somebody someone something each either neither
 both all some any none"""
 _PRONOUNS = frozenset(_PRONOUNS_TEXT.split())
-_NAMES_TEXT = """Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander
+_NAMES_TEXT = """
+Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander
 Amelia Benjamin Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel
 Ella Jacob Scarlett Nathan Victoria Elijah Layla Nicholas Audrey David Hannah Christopher
 Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella Jonathan"""

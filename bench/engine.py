@@ -1,0 +1,260 @@
+"""Generation throughput, side by side in one run: embedded engine and transformers.
+
+    python bench/engine.py MODEL_FOLDER [--threads 2] [--repeats 1] [--only uniform,mixed,...]
+
+The embedded engine runs as its own process and is called over HTTP with log-probs on; transformers'
+`generate` gets one left-padded static batch, without log-probs. Both write the same number of
+tokens per request (end tokens are ignored) at temperature 1; prompts are random token ids. Each
+repeat runs the engines one after the other on the same load, so compare ratios within a repeat:
+the figures themselves move with whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests sent at once: prompts and how many tokens each one gets."""
+
+    name: str
+    prompts: list[list[int]]
+    new_tokens: list[int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.new_tokens)
+
+
+def make_loads(model: str, low: int, high: int) -> dict[str, Load]:
+    """The standard loads; token ids are drawn from `[low, high)`."""
+    rng = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return [rng.randrange(low, high) for _ in range(length)]
+
+    sizes = (1, 16, 64) if model == "real" else (1, 64, 256)
+    loads = [Load(f"uniform {n}", [prompt(64) for _ in range(n)], [64] * n) for n in sizes]
+    loads.append(
+        Load(
+            "mixed 64",
+            [prompt(rng.randint(16, 128)) for _ in range(64)],
+            [rng.randint(8, 120) for _ in range(64)],
+        )
+    )
+    shared = [prompt(256) for _ in range(8)]
+    loads.append(Load("shared 8x8", [list(shared[i // 8]) for i in range(64)], [64] * 64))
+    return {load.name: load for load in loads}
+
+
+class Embedded:
+    """The embedded engine in a process of its own."""
+
+    name = "embedded"
+
+    def __init__(self, folder: str, dtype: str, threads: int) -> None:
+        config = {"dtype": dtype, "num_threads": threads, "max_running_requests": 256}
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rollmill.engine.embedded", folder, "--port", "0"),
+                *("--exit-with-stdin", "--config-json", json.dumps(config)),
+            ],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        self._url = ""
+        for line in self._process.stderr:
+            if found := re.search(r"ready on (\S+)", line):
+                self._url = found[1]
+                break
+        if not self._url:
+            raise SystemExit("the embedded engine did not start")
+
+    def run(self, load: Load) -> float:
+        return asyncio.run(self._run(load))
+
+    async def _run(self, load: Load) -> float:
+        import aiohttp
+
+        timeout, connector = aiohttp.ClientTimeout(total=3600), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            async with session.post(f"{self._url}/flush_cache") as response:
+                assert response.status == 200
+
+            async def one(prompt: list[int], new_tokens: int) -> int:
+                params = {"max_new_tokens": new_tokens, "ignore_eos": True}
+                body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
+                async with session.post(f"{self._url}/generate", json=body) as response:
+                    return len((await response.json())["output_ids"])
+
+            started = time.perf_counter()
+            pairs = zip(load.prompts, load.new_tokens, strict=True)
+            written = await asyncio.gather(*(one(*pair) for pair in pairs))
+            elapsed = time.perf_counter() - started
+        assert sum(written) == load.total
+        return elapsed
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Generate:
+    """transformers' `generate` on one static batch."""
+
+    name = "generate"
+
+    def __init__(self, folder: str, dtype: str, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        self._torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def run(self, load: Load) -> float:
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        torch = self._torch
+        longest = max(map(len, load.prompts))
+        ids = torch.zeros(len(load.prompts), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(load.prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        limits = torch.tensor(load.new_tokens)
+
+        class Enough(StoppingCriteria):  # type: ignore[misc]
+            def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+                return input_ids.shape[1] - longest >= limits
+
+        started = time.perf_counter()
+        with torch.inference_mode():
+            self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                eos_token_id=-1,
+                pad_token_id=0,
+                max_new_tokens=max(load.new_tokens),
+                stopping_criteria=StoppingCriteriaList([Enough()]),
+            )
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        del self.model
+
+
+class ContinuousBatching(Generate):
+    """transformers' own continuous batching; only loads of one length."""
+
+    name = "transformers CB"
+
+    def run(self, load: Load) -> float:
+        from transformers import GenerationConfig
+
+        if len(set(load.new_tokens)) > 1:
+            return float("nan")
+        config = GenerationConfig(
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            eos_token_id=-1,
+            pad_token_id=0,
+            max_new_tokens=load.new_tokens[0],
+        )
+        started = time.perf_counter()
+        outputs = self.model.generate_batch(load.prompts, generation_config=config)
+        elapsed = time.perf_counter() - started
+        written = sum(len(output.generated_tokens) for output in outputs.values())
+        return elapsed * load.total / max(written, 1)
+
+
+def tiny_model(folder: str) -> str:
+    """A random Llama of about 2M parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def measure(engines: list[Any], loads: list[Load], repeats: int) -> None:
+    """Print a table row per load."""
+    print("| load | tokens | " + " | ".join(f"{e.name} tok/s" for e in engines) + " | ratios |")
+    print("| --- | --- | " + " | ".join("---" for _ in engines) + " | --- |")
+    for load in loads:
+        rates: dict[str, list[float]] = {e.name: [] for e in engines}
+        for _ in range(repeats):
+            for engine in engines:
+                rates[engine.name].append(load.total / engine.run(load))
+        best = [statistics.median(rates[e.name]) for e in engines]
+        ratios = []
+        for engine in engines[1:]:
+            pairs = zip(rates[engines[0].name], rates[engine.name], strict=True)
+            ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+            ratios.append(f"{ratio:.2f}x {engine.name}")
+        figures = " | ".join(f"{rate:.0f}" for rate in best)
+        print(f"| {load.name} | {load.total} | {figures} | {', '.join(ratios)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", help="model folder, or 'tiny' for a random model of 2M parameters")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--only", default="", help="comma-separated beginnings of load names")
+    parser.add_argument("--continuous-batching", action="store_true", help="also transformers' own")
+    options = parser.parse_args()
+    kinds: list[Callable[..., Any]] = [Embedded, Generate]
+    if options.continuous_batching:
+        kinds.append(ContinuousBatching)
+    with tempfile.TemporaryDirectory() as scratch:
+        is_tiny = options.model == "tiny"
+        folder = tiny_model(scratch) if is_tiny else options.model
+        wanted = tuple(name for name in options.only.split(",") if name) or ("",)
+        loads = make_loads("tiny" if is_tiny else "real", 20, 500)
+        chosen = [load for name, load in loads.items() if name.startswith(wanted)]
+        engines = [kind(folder, options.dtype, options.threads) for kind in kinds]
+        try:
+            measure(engines, chosen, options.repeats)
+        finally:
+            for engine in engines:
+                engine.close()
+
+
+if __name__ == "__main__":
+    main()

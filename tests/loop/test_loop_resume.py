@@ -1,0 +1,95 @@
+"""A killed run goes on as if nothing had happened."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from rollmill.data.ledger import State, read_report
+from rollmill.telemetry.samples import read_samples
+from support.tiny_run import metrics_of, rollmill, start_rollmill, write_tiny_run
+
+SMALL = {
+    "run__num_steps": 6,
+    "run__save_every": 2,
+    "rollout__batch_size": 4,
+    "rollout__n_samples_per_prompt": 4,
+    "eval__datasets": [],
+}
+STEADY = ("reward/mean", "rollout/response_tokens", "train/loss/total", "train/optimizer/grad_norm")
+
+
+def wait_for_step(run: Path, step: int, deadline_s: float = 120) -> None:
+    end = time.monotonic() + deadline_s
+    path = run / "metrics.jsonl"
+    while time.monotonic() < end:
+        if path.exists() and any(r["step"] >= step for r in metrics_of(run, "train")):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was not reached in {deadline_s} s")
+
+
+def trained_prompts(run: Path, steps: int) -> list[list[tuple[int, int]]]:
+    return [
+        [
+            (s.group_index, s.attempt)
+            for s in read_samples(run / "samples" / f"step_{step:06d}.parquet")
+        ]
+        for step in range(1, steps + 1)
+    ]
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_and_ends_as_if_undisturbed(
+    tmp_path: Path,
+) -> None:
+    undisturbed = write_tiny_run(tmp_path / "a", **SMALL)
+    assert rollmill("train", undisturbed).returncode == 0
+    disturbed = write_tiny_run(tmp_path / "b", **SMALL)
+    run = tmp_path / "b" / "run"
+
+    driver = start_rollmill("train", disturbed)
+    wait_for_step(run, 3)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    again = rollmill("train", disturbed)
+
+    assert again.returncode == 0, again.stderr
+    assert "resumed after step" in again.stdout
+    a, b = metrics_of(tmp_path / "a" / "run", "train"), metrics_of(run, "train")
+    assert [r["step"] for r in b] == [1, 2, 3, 4, 5, 6]
+    for name in STEADY:
+        assert [r[name] for r in a] == [r[name] for r in b], name
+    assert trained_prompts(run, 6) == trained_prompts(tmp_path / "a" / "run", 6)
+    report = read_report(run / "ledger.sqlite")
+    assert report.balance[State.CONSUMED] == report.num_issued == 6 * 4
+
+
+def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 400, "run__save_every": 0})
+    run = tmp_path / "run"
+
+    driver = start_rollmill("train", config)
+    wait_for_step(run, 1)
+    driver.send_signal(signal.SIGTERM)
+    output, _ = driver.communicate(timeout=60)
+
+    assert driver.returncode == 0, output
+    assert "stopped and saved" in output
+    done = metrics_of(run, "train")[-1]["step"]
+    assert done < 400
+    again = rollmill("train", config, f"run.num_steps={done + 1}")
+    assert f"resumed after step {done}" in again.stdout
+    assert [r["step"] for r in metrics_of(run, "train")] == list(range(1, done + 2))
+
+
+def test_two_processes_cannot_work_in_one_run_folder(tmp_path: Path) -> None:
+    config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 400})
+    driver = start_rollmill("train", config)
+    wait_for_step(tmp_path / "run", 1)
+
+    second = rollmill("train", config)
+
+    driver.kill()
+    driver.communicate()
+    assert second.returncode == 2
+    assert "another process is working in this run folder" in second.stderr
