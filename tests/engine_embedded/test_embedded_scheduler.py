@@ -53,7 +53,9 @@ class FakeModel:
 
     def follow(self, step: Step) -> None:
         for dropped in step.dropped_rows:
-            self.rows.pop(id(dropped), None)
+            row = self.rows.pop(id(dropped.sequence))
+            if dropped.saved_as is not None:
+                self.blocks[dropped.saved_as] = [*row[: dropped.length]]
         for new in step.new_blocks:
             shared = [] if new.source is None else self.blocks[new.source][: new.num_shared]
             assert None not in shared
@@ -109,6 +111,37 @@ def test_a_longer_prompt_continues_a_held_prefix() -> None:
     model.run()
     assert model.computed == 19 + 3
     assert model.finished[1].cached_tokens == 19
+
+
+def test_a_finished_answer_serves_the_next_turn() -> None:
+    scheduler = Scheduler(LIMITS)
+    model = FakeModel(scheduler)
+    first = sequence(list(range(2, 22)), new=10)
+    scheduler.add(first)
+    model.run()
+    before = model.computed
+    scheduler.add(sequence([*first.prompt, *first.output, 50, 51, 52]))
+    model.run()
+    # The last token was never an input, so it is computed with the three new ones but one.
+    assert model.computed - before == 3
+    assert model.finished[1].cached_tokens == 29
+
+
+def test_held_prefixes_are_found_among_many() -> None:
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, 9, 40, dtype=np.int32)
+    index = PrefixIndex()
+    for block in range(300):
+        tail = rng.integers(0, 9, 40, dtype=np.int32)
+        index.add(block, np.concatenate([shared, tail]))
+    query = np.concatenate([index.entries[123][:70], np.array([50], np.int32)])
+    assert index.longest(query, len(query)) == (123, 70)
+    assert index.longest(query, 35)[1] == 35
+    stranger = np.concatenate([shared[:33], np.full(20, 77, np.int32)])
+    assert index.longest(stranger, len(stranger))[1] == 33
+    index.clear()
+    assert not index._by_run
+    assert not index._exact
 
 
 def test_wanted_prompt_logprobs_are_computed_not_taken_from_the_cache() -> None:
@@ -225,12 +258,13 @@ def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
 
 def test_the_prefix_that_was_not_used_for_longest_goes_first() -> None:
     index = PrefixIndex()
-    one, two = np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32)
+    one, two = np.arange(1, 20, dtype=np.int32), np.array([4, 5], np.int32)
+    query = np.concatenate([one[:17], two])
     assert index.add(0, one)
     assert index.add(1, two)
     assert not index.add(2, one)
-    assert index.longest(np.array([1, 2, 9], np.int32), 3) == (0, 2)
-    assert index.longest(np.array([1, 2, 9], np.int32), 1) == (0, 1)
+    assert index.longest(query, len(query)) == (0, 17)
+    assert index.longest(query, 16) == (0, 16)
     assert index.pop_oldest(keep=1) == 0
     assert index.num_tokens == 2
     assert index.clear() == [1]

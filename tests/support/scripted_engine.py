@@ -67,7 +67,7 @@ class ScriptedEngine:
     Read: `requests` (calls in order of arrival), `counts` (by path), `events` (control calls in
     order, like "pause:retract", "update:3"), `running`, `max_running_seen`, `version`, `is_paused`.
     Set: `is_healthy`, `answers_health`, `obeys_aborts`, `answers_aborts`, `fails_updates`,
-    `reported_version` (what /model_info says, when not the truth).
+    `reported_version` (what /model_info says, when not the truth), `checksum` (of the weights).
     """
 
     def __init__(self, script: Script | None = None, *, host: str = "127.0.0.1", port: int = 0):
@@ -87,6 +87,7 @@ class ScriptedEngine:
         self.answers_aborts = True
         self.fails_updates = False
         self.reported_version: str | None = None
+        self.checksum: str | None = None
         self._is_held = False
         self._fault_counts: Counter[int] = Counter()
         self._changed = asyncio.Event()
@@ -373,7 +374,8 @@ class ScriptedEngine:
         return _json(None)
 
     async def _checksum(self, request: web.Request) -> web.Response:
-        return _json({"success": True, "per_engine_checksum": f"weights-{self.version}"})
+        checksum = self.checksum or f"weights-{self.version}"
+        return _json({"success": True, "per_engine_checksum": checksum})
 
     async def _flush(self, request: web.Request) -> web.Response:
         self.events.append("flush")

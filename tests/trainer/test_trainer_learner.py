@@ -2,87 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_group, tiny_llama
 
-from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from conftest import ARGUMENTS, first_gradients, learner, make_group, mixed_groups, tiny_llama
+from rollmill.config.trainer import OptimizerConfig
 from rollmill.errors import TrainerError
 from rollmill.sample import Group, Sample, Segment, Status
-from rollmill.trainer.algorithm import find_algorithm
 from rollmill.trainer.learner import Learner
-from rollmill.trainer.policy import Policy
-
-ARGUMENTS: dict[str, Any] = {
-    "step": 0,
-    "reward_key": None,
-    "max_new_tokens": 8,
-    "temperature": 0.8,
-}
-
-
-def learner(
-    *, double: bool = True, seed: int = 0, reference: bool = False, **changes: Any
-) -> Learner:
-    algorithm = changes.pop("algorithm", {})
-    config = TrainerConfig(
-        algorithm=AlgorithmConfig.model_validate(algorithm),
-        optimizer=OptimizerConfig(lr=1e-2, grad_clip=1e9),
-        **changes,
-    )
-
-    def policy(number: int) -> Policy:
-        model = tiny_llama(number)
-        return Policy(
-            model.double() if double else model,
-            device=torch.device("cpu"),
-            chunk_tokens=config.logprob_chunk_tokens,
-            layout=config.layout,
-        )
-
-    return Learner(
-        policy(seed),
-        config,
-        find_algorithm(config.algorithm),
-        num_total_steps=4,
-        reference=policy(1) if reference else None,
-    )
-
-
-def mixed_groups(rng: np.random.Generator) -> list[Group]:
-    """Four groups: a dull one, a fanned-out one, one with a failure and a masked sample."""
-    groups = [
-        make_group(0, [1.0, 0.0, 0.5, 0.0], rng=rng, log_prob=-4.0),
-        make_group(1, [1.0, 1.0, 1.0, 1.0], rng=rng, log_prob=-4.0),
-        make_group(2, [0.0, 1.0, 0.0, 0.0], rng=rng, log_prob=-4.1),
-        make_group(3, [0.0, 0.3, 0.1, 0.9], rng=rng, log_prob=-4.2),
-    ]
-    sibling = dataclasses.replace(groups[2].samples[1], segments=[], index=999)
-    sibling.segments = [
-        Segment.from_engine([4, 5], [-4, -4], 0),
-        Segment.from_environment([9, 9]),
-        Segment.from_engine([3], [-4], 0),
-    ]
-    groups[2].samples.append(sibling)
-    groups[3].samples[0].fail("engine died")
-    groups[3].samples[1].in_loss = False
-    return groups
 
 
 def trained(how: Learner, groups: list[Group]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     metrics = how.learn(groups, **ARGUMENTS)
     return metrics, {n: p.detach().clone() for n, p in how.policy.model.named_parameters()}
-
-
-def first_gradients(how: Learner) -> dict[str, torch.Tensor]:
-    """The gradient of the only optimizer step so far: AdamW's first moment is (1 − β₁)·g."""
-    scale = 1 - how.config.optimizer.betas[0]
-    named = how.policy.model.named_parameters()
-    return {name: how.optimizer.state[p]["exp_avg"] / scale for name, p in named}
 
 
 ALGORITHMS: list[dict[str, Any]] = [

@@ -195,3 +195,23 @@ def test_a_sync_cancelled_in_mid_update_continues_generation(tmp_path: Path) -> 
         assert not (await running).is_aborted
 
     run(tmp_path, body)
+
+
+def test_engines_with_different_weights_under_one_version_are_found_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(20),
+            ScriptedEngine(Script()) as first,
+            ScriptedEngine(Script()) as second,
+        ):
+            config = EngineConfig(urls=(first.url, second.url))
+            async with EnginePool(config, model_path="none", run_dir=tmp_path) as pool:
+                sync = transport(tmp_path, verify_checksum=True)
+                metrics = await sync.sync(FolderTrainer(), pool, 1)
+                assert metrics["weights/verify_s"] >= 0
+                second.checksum = "of something else"
+                with pytest.raises(EngineError, match="different weights") as caught:
+                    await sync.sync(FolderTrainer(), pool, 2)
+                assert second.url in str(caught.value)
+
+    asyncio.run(main())

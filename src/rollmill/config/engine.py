@@ -26,6 +26,9 @@ class EmbeddedEngineConfig(Section):
     a quarter of the memory that is free."""
     chunked_prefill_tokens: int = Field(512, ge=1)
     """Prompt tokens computed in one step between two decoding steps."""
+    hold_finished: bool = True
+    """Keep the KV of finished answers, so that a conversation's next turn computes only its new
+    tokens. Forgotten at every weight update and when room is needed."""
     seed: int = 0
     """Seed of requests that bring none."""
 

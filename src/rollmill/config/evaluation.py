@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollmill.config.base import Section
 from rollmill.config.data import DatasetConfig
@@ -13,7 +13,7 @@ from rollmill.config.sampling import SamplingConfig
 class EvalDatasetConfig(Section):
     """One evaluation set, with its own sampling, reward and limits."""
 
-    name: str
+    name: str = Field(pattern=r"^[\w.-]+$")
     """Name in the metrics: `eval/NAME/…`."""
     data: DatasetConfig
     """The prompts."""
@@ -42,3 +42,13 @@ class EvalConfig(Section):
     """Requests of evaluation in flight; null takes the engine's limit."""
     datasets: tuple[EvalDatasetConfig, ...] = ()
     """The sets; none means no evaluation."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> EvalConfig:
+        names = [dataset.name for dataset in self.datasets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"datasets: two sets have the name {twice[0]!r}; their figures would mix"
+            )
+        return self

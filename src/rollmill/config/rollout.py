@@ -26,8 +26,10 @@ class FilterConfig(Section):
     """Reject groups whose mean reward is above this."""
     max_consecutive_rejections: int = Field(1000, ge=1)
     """Rejections in a row before the run stops and names the filter."""
+    max_refills: int = Field(1000, ge=1)
+    """Times that one batch may ask for prompts before the run stops and counts the reasons."""
     when_short: Literal["error", "keep"] = "error"
-    """At that limit: stop with an error, or take rejected groups to fill the batch."""
+    """At those limits: stop with an error, or take rejected groups to fill the batch."""
 
 
 class RolloutHooks(Section):
@@ -43,10 +45,20 @@ class RolloutHooks(Section):
     """Sees the batch's groups after rewards and may change the rewards."""
     all_samples: str | None = None
     """Sees the batch's groups and the rejected and failed ones, after rewards."""
-    buffer_policy: str | None = None
-    """Chooses the order in which unfinished groups come back."""
+    batch_converter: str | None = None
+    """Turns the batch's groups into those that are trained on; the last word before the trainer."""
     log_rollout: str | None = None
     """Gets the batch and returns extra metrics."""
+    buffer_policy: str | None = None
+    """Chooses the order in which unfinished groups come back."""
+    data_source: str | None = None
+    """Makes the source of prompts instead of the `data` section."""
+    rollout: str | None = None
+    """Replaces the collecting of a batch: takes groups, has them answered, returns the batch."""
+    evaluation: str | None = None
+    """Replaces the evaluation: has the sets answered and returns the metrics."""
+    log_eval: str | None = None
+    """Gets an evaluation set's name and judged groups and returns extra metrics."""
 
 
 class RolloutConfig(Section):

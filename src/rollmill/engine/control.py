@@ -94,6 +94,12 @@ class Control:
             else:
                 await member.lose(str(error))
 
+    async def checksums(self) -> dict[str, str]:
+        """Checksum of the weights by engine, of the engines that are ready."""
+        members = [member for member in self._members if member.health.phase is Phase.READY]
+        sums = await asyncio.gather(*(member.client.weights_checksum() for member in members))
+        return {member.client.url: total for member, total in zip(members, sums, strict=True)}
+
     async def _on_all(self, what: str, call: Callable[[Member], Awaitable[None]]) -> None:
         """A call to every engine that is up; one that fails is taken out.
 

@@ -289,6 +289,10 @@ class EnginePool:
         self._dispatcher.check_hope()
         await self._control.update_weights(path, version, flush_cache=flush_cache)
 
+    async def checksums(self) -> dict[str, str]:
+        """A checksum of the weights that each ready engine serves, by its URL."""
+        return await self._control.checksums()
+
 
 def _report_crash(watch: asyncio.Task[None]) -> None:
     """A watch ends by being cancelled or when its engine is given up; else it has a bug."""

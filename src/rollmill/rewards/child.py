@@ -39,7 +39,7 @@ from rollmill.rewards.protocol import (
     encode,
     framed,
 )
-from rollmill.rewards.registry import GraderTable
+from rollmill.rewards.registry import GraderTable, base_type
 
 LOAD_LIMIT_S = 120.0
 """Time in which graders, and modules of user functions, must be loaded."""
@@ -119,7 +119,8 @@ class _Child:
                 await self._start_coroutine(grader, envelope, task, alone=batch.alone)
                 continue
             else:
-                self._progress.set(envelope.number, self._limit(task))
+                computes = not isinstance(grader, CustomReward) and base_type(task.grader) != "code"
+                self._progress.set(envelope.number, self._limit(task), is_processor_time=computes)
                 outcomes = self._grade_now(grader, task)
             self._finished.append(Result(envelope.number, outcomes))
             if time.monotonic() - self._last_flush > FLUSH_S:

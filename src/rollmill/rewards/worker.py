@@ -97,14 +97,14 @@ class Worker:
                     self._write_child()
                 if mask & selectors.EVENT_READ:
                     self._hear_child()
-        progress = self._progress.get()
-        if progress.deadline is not None and time.monotonic() > progress.deadline:
+        left = self._progress.get().seconds_left(self._child_id)
+        if left is not None and left <= 0:
             self._replace_child(timed_out=True)
 
     def _seconds_left(self) -> float | None:
-        deadline = self._progress.get().deadline
-        if deadline is not None:
-            return max(0.0, deadline - time.monotonic()) + 0.001
+        left = self._progress.get().seconds_left(self._child_id)
+        if left is not None:
+            return max(0.0, left) + 0.001
         # Idle, as far as the page says: look again soon while something is outstanding.
         return 0.02 if self._outstanding else None
 

@@ -3,6 +3,7 @@
 It is told what happened (groups were submitted, one finished, one failed, one came back
 unfinished) and answers what to do (how many to submit, accept or reject, whether it is done).
 `target` groups are wanted: the batch size, or more when an over-sampling filter ranks them.
+It never waits: a batch that cannot be filled ends in an error that counts the reasons.
 
 Invariant, at every moment: submitted = in flight + accepted + surplus + rejected + failed +
 returned.
@@ -11,6 +12,7 @@ returned.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -40,6 +42,7 @@ class CollectLimits:
         target: groups wanted.
         submit_size: groups asked for at a time.
         max_consecutive_rejections: rejections in a row before giving up.
+        max_refills: times that groups are asked for before giving up.
         when_short: at that limit, raise, or take rejected groups.
         max_failure_rate: share of the last groups that may fail.
         filter_name: named in the error.
@@ -48,6 +51,7 @@ class CollectLimits:
     target: int
     submit_size: int
     max_consecutive_rejections: int
+    max_refills: int
     when_short: Literal["error", "keep"]
     max_failure_rate: float
     filter_name: str
@@ -59,6 +63,7 @@ class Collector:
     def __init__(self, limits: CollectLimits) -> None:
         self._limits = limits
         self._consecutive_rejections = 0
+        self._num_refills = 0
         self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
         self.num_submitted = 0
         self.num_in_flight = 0
@@ -75,12 +80,24 @@ class Collector:
         return len(self.accepted) >= self._limits.target
 
     def num_to_submit(self) -> int:
-        """Groups to submit now so that in flight + accepted reaches the target; 0 when it does."""
-        if self.is_done:
-            return 0
+        """Groups to submit now so that in flight + accepted reaches the target; 0 when it does.
+
+        Each answer above 0 is a refill.
+
+        Raises:
+            RolloutError: refilled too often; the reasons of what was turned down are counted in it.
+        """
         missing = self._limits.target - self.num_in_flight - len(self.accepted)
         if missing <= 0:
             return 0
+        if self._num_refills >= self._limits.max_refills:
+            self._num_refills = 0
+            self._give_up_or_fill(
+                f"{self._limits.max_refills} refills did not fill the batch",
+                "rollout.filters.max_refills",
+            )
+            return self.num_to_submit()
+        self._num_refills += 1
         rounds = -(-missing // self._limits.submit_size)
         return rounds * self._limits.submit_size
 
@@ -110,7 +127,12 @@ class Collector:
         self.reasons[reason] += 1
         self._consecutive_rejections += 1
         if self._consecutive_rejections >= self._limits.max_consecutive_rejections:
-            self._give_up_or_fill()
+            self._consecutive_rejections = 0
+            self._give_up_or_fill(
+                f"the filter {self._limits.filter_name} rejected "
+                f"{self._limits.max_consecutive_rejections} groups in a row",
+                "rollout.filters.max_consecutive_rejections",
+            )
         return Decision.REJECT
 
     def failed_group(self, group: Group, reason: str) -> Decision:
@@ -139,6 +161,22 @@ class Collector:
         self.num_in_flight -= 1
         self.num_returned += 1
 
+    def cut(self, kept: Sequence[Group], *, reject_rest: str | None) -> None:
+        """Of the accepted groups only `kept` make the batch (an over-sampling filter chose).
+
+        Args:
+            kept: some of the accepted groups.
+            reject_rest: the reason with which the others are rejected; None makes them surplus.
+        """
+        kept_ids = {id(group) for group in kept}
+        rest = [group for group in self.accepted if id(group) not in kept_ids]
+        self.accepted = [group for group in self.accepted if id(group) in kept_ids]
+        if reject_rest is None:
+            self.surplus += rest
+            return
+        self.rejected += [(group, reject_rest) for group in rest]
+        self.reasons[reject_rest] += len(rest)
+
     def balance(self) -> dict[str, int]:
         """Groups by where they are; the values sum to `num_submitted`."""
         return {
@@ -157,26 +195,27 @@ class Collector:
         self.accepted.append(group)
         return Decision.ACCEPT
 
-    def _give_up_or_fill(self) -> None:
-        self._consecutive_rejections = 0
+    def _give_up_or_fill(self, what: str, limit: str) -> None:
+        """End with an error, or take rejected groups, the oldest first, until the batch is full."""
         if self._limits.when_short == "error":
+            turned_down = (reason for _, reason in (*self.rejected, *self.failed))
             raise RolloutError(
-                f"the filter {self._limits.filter_name} rejected "
-                f"{self._limits.max_consecutive_rejections} groups in a row",
+                what,
                 where="rollout.filters",
-                expected="groups that pass (rollout.filters.max_consecutive_rejections)",
-                found=count_reasons(reason for _, reason in self.rejected)
+                expected=f"groups that pass ({limit})",
+                found=count_reasons(turned_down)
                 + f"; accepted so far: {len(self.accepted)} of {self._limits.target}",
                 fix="choose prompts of fitting difficulty, loosen the filter, or set "
                 "rollout.filters.when_short to keep",
             )
-        while self.rejected and not self.is_done:
-            group, reason = self.rejected.pop(0)
+        num_taken = min(len(self.rejected), max(0, self._limits.target - len(self.accepted)))
+        for group, reason in self.rejected[:num_taken]:
             self.reasons[reason] -= 1
             self.accepted.append(group)
+        del self.rejected[:num_taken]
 
 
-def count_reasons(reasons: object) -> str:
+def count_reasons(reasons: Iterable[str]) -> str:
     """Reasons with their counts, most frequent first, for an error message."""
-    counted = Counter(reasons)  # type: ignore[call-overload]
-    return ", ".join(f"{count} × {reason}" for reason, count in counted.most_common(5)) or "none"
+    counted = Counter(reasons).most_common(5)
+    return ", ".join(f"{count} × {reason}" for reason, count in counted) or "none"

@@ -7,13 +7,14 @@ failed answer is counted as failed; it neither ends the evaluation nor passes fo
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -21,10 +22,12 @@ from rollmill.config import Config, EvalDatasetConfig, RewardConfig, SamplingCon
 from rollmill.data import PromptRow, load_rows
 from rollmill.data.template import Tokenizer
 from rollmill.rewards.judge import Judge
+from rollmill.errors import HookError, RollmillError
+from rollmill.rollout.batch_hooks import extra_metrics
 from rollmill.rollout.gate import Gate
-from rollmill.rollout.generate import Engines, Generate, GenerateContext
-from rollmill.rollout.group import GroupRunner
-from rollmill.rollout.hooks import load_generate
+from rollmill.rollout.generate import Engines, GenerateContext
+from rollmill.rollout.group import GroupRunner, first_line
+from rollmill.rollout.hooks import LoadedHooks, generate_overrides, load_generate
 from rollmill.rollout.pass_at_k import mean_pass_at_k
 from rollmill.sample import Group, Sample, Status
 
@@ -40,6 +43,30 @@ class EvalResult:
 
     metrics: dict[str, float]
     groups: dict[str, list[Group]]
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """What an evaluation function works with.
+
+    Attributes:
+        step: training steps that the evaluated weights have had.
+        sets: names of the configured sets.
+        answer: answers and judges every prompt of a set; its groups in data set order.
+        metrics: the built-in figures (`eval/NAME/…`) of a set's groups.
+    """
+
+    step: int
+    sets: tuple[str, ...]
+    answer: Callable[[str], Awaitable[list[Group]]]
+    metrics: Callable[[str, list[Group]], dict[str, float]]
+
+
+class EvaluationFunction(Protocol):
+    """The evaluation hook."""
+
+    async def __call__(self, context: EvaluationContext) -> dict[str, float]:
+        """The evaluation's metrics, by full name (`eval/…`)."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +86,7 @@ class Evaluator:
         engines: the engine pool.
         tokenizer: the model's tokenizer.
         context_length: most tokens of prompt and response together.
-        generate: the run's generate function, for sets without their own.
+        hooks: the run's functions; sets without a generate function of their own use its.
         base_dir: folder of the configuration file.
 
     Raises:
@@ -74,12 +101,13 @@ class Evaluator:
         engines: Engines,
         tokenizer: Tokenizer,
         context_length: int,
-        generate: Generate,
+        hooks: LoadedHooks,
         base_dir: Path,
     ) -> None:
         limit = config.eval.max_concurrent_requests or config.engine.max_concurrent_requests
         self._gate = Gate(limit)
         self._limit = limit
+        self._hooks = hooks
         self._stack = AsyncExitStack()
         context = GenerateContext(
             engines=engines,
@@ -91,10 +119,9 @@ class Evaluator:
             step=0,
             scope="eval",
             new_index=itertools.count(1 << 40).__next__,
-            _request_numbers=itertools.count(),
         )
         self._sets = [
-            _open_set(config, dataset, context, tokenizer, generate, base_dir)
+            _open_set(config, dataset, context, tokenizer, hooks, base_dir)
             for dataset in config.eval.datasets
         ]
 
@@ -122,14 +149,39 @@ class Evaluator:
         Args:
             step: training steps that the served weights have had.
             on_answer: told how many more answers are done, for live views.
+
+        Raises:
+            HookError: the evaluation function raised or returned no metrics.
         """
-        groups = await asyncio.gather(*(self._run_set(s, step, on_answer) for s in self._sets))
-        metrics: dict[str, float] = {}
         by_name: dict[str, list[Group]] = {}
-        for each, answered in zip(self._sets, groups, strict=True):
-            by_name[each.config.name] = answered
-            metrics |= eval_metrics(each.config, answered, each.reward_key)
+
+        async def answer(name: str) -> list[Group]:
+            by_name[name] = await self._run_set(self._set(name), step, on_answer)
+            return by_name[name]
+
+        names = tuple(each.config.name for each in self._sets)
+        context = EvaluationContext(step, names, answer, self._metrics)
+        own = self._hooks.evaluation
+        metrics = await (evaluate_all(context) if own is None else _call_own(own, context))
         return EvalResult(metrics, by_name)
+
+    def _set(self, name: str) -> _EvalSet:
+        for each in self._sets:
+            if each.config.name == name:
+                return each
+        raise HookError(
+            "there is no such evaluation set",
+            where="rollout.hooks.evaluation",
+            expected=", ".join(each.config.name for each in self._sets),
+            found=name,
+        )
+
+    def _metrics(self, name: str, groups: list[Group]) -> dict[str, float]:
+        each = self._set(name)
+        figures = eval_metrics(each.config, groups, each.reward_key)
+        where = "rollout.hooks.log_eval"
+        extra = extra_metrics(self._hooks.log_eval, name, groups, where)
+        return figures | {f"eval/{name}/{key}": value for key, value in extra.items()}
 
     async def _run_set(
         self, each: _EvalSet, step: int, on_answer: Callable[[int], None]
@@ -137,7 +189,7 @@ class Evaluator:
         """The set's groups in order; only about as many at once as the gate lets through."""
         runner = replace(each.runner, context=replace(each.runner.context, step=step))
         n = each.config.n_samples_per_prompt
-        places = asyncio.Semaphore(self._limit // n + 1)
+        places = asyncio.Semaphore(2 * self._limit // n + 1)  # some are being judged
 
         async def answer(number: int) -> Group:
             async with places:
@@ -148,6 +200,43 @@ class Evaluator:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(answer(i)) for i in range(len(each.rows))]
         return [task.result() for task in running]
+
+
+async def evaluate_all(context: EvaluationContext) -> dict[str, float]:
+    """The built-in evaluation function: all sets at once, the built-in figures of each."""
+    async with asyncio.TaskGroup() as tasks:
+        running = {name: tasks.create_task(_answer(context, name)) for name in context.sets}
+    metrics: dict[str, float] = {}
+    for name, task in running.items():
+        metrics |= context.metrics(name, task.result())
+    return metrics
+
+
+async def _answer(context: EvaluationContext, name: str) -> list[Group]:
+    return await context.answer(name)
+
+
+async def _call_own(own: EvaluationFunction, context: EvaluationContext) -> dict[str, float]:
+    """The user's evaluation, checked."""
+    try:
+        metrics = await own(context)
+    except (RollmillError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        raise _bad_evaluation(first_line(error)) from error
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _bad_evaluation(first_line(error)) from error
+
+
+def _bad_evaluation(found: str) -> HookError:
+    return HookError(
+        "the evaluation function failed",
+        where="rollout.hooks.evaluation",
+        expected="a mapping from metric names to numbers",
+        found=found,
+    )
 
 
 def eval_metrics(
@@ -193,7 +282,7 @@ def _open_set(
     dataset: EvalDatasetConfig,
     context: GenerateContext,
     tokenizer: Tokenizer,
-    generate: Generate,
+    hooks: LoadedHooks,
     base_dir: Path,
 ) -> _EvalSet:
     reward: RewardConfig = dataset.reward or config.reward
@@ -210,9 +299,9 @@ def _open_set(
             dataset.generate,
             base_dir=base_dir,
             name=f"eval.datasets.{dataset.name}.generate",
-            default=generate,
+            default=hooks.generate,
         ),
-        overrides={},
+        overrides=generate_overrides(base_dir),
         context=replace(
             context,
             sampling=dataset.sampling or _greedy(config.rollout.sampling),
@@ -221,6 +310,7 @@ def _open_set(
         judge=judge,
         reward=reward,
         max_retries=config.rollout.max_attempt_retries,
+        sample_hook=hooks.sample,
     )
     return _EvalSet(dataset, rows, runner, judge, reward.reward_key)
 
@@ -238,7 +328,7 @@ def _eval_group(row: PromptRow, number: int, n: int) -> Group:
             attempt=attempt,
             prompt=row.prompt,
             label=row.label,
-            metadata=dict(row.metadata),
+            metadata=copy.deepcopy(row.metadata),
             multimodal_inputs={"images": row.images} if row.images else None,
         )
         for attempt in range(n)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,10 @@ from rollmill.data.template import Tokenizer
 from rollmill.engine.types import FinishReason, GenerateResult
 from rollmill.rollout.gate import Gate, GateClosed
 from rollmill.rollout.seeds import call_seed
+from rollmill.rollout.usage import Usage
 from rollmill.sample import EngineCounters, Sample, Segment, Status
+
+T = TypeVar("T")
 
 
 class Engines(Protocol):
@@ -45,7 +48,11 @@ class Generate(Protocol):
     """The generate hook."""
 
     async def __call__(self, sample: Sample, context: GenerateContext) -> Sample | list[Sample]:
-        """Write the answer; return the sample, or several with the same group and attempt."""
+        """Write the answer; return the sample, or several with the same group and attempt.
+
+        A sample that comes with segments was returned unfinished (ABORTED) by an earlier call,
+        alone or as one of several: go on from it. What is returned takes its place.
+        """
 
 
 STATUS_AFTER = {
@@ -69,6 +76,7 @@ class GenerateContext:
         step: the training step; in evaluation, the step whose weights are evaluated.
         scope: `train`, or `eval/NAME`.
         new_index: a fresh sample index, for fan-out siblings.
+        usage: counts the tokens that engines write.
     """
 
     engines: Engines
@@ -80,7 +88,8 @@ class GenerateContext:
     step: int
     scope: str
     new_index: Callable[[], int]
-    _request_numbers: itertools.count[int]
+    usage: Usage = field(default_factory=Usage)
+    _request_numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
     def is_evaluation(self) -> bool:
@@ -140,7 +149,16 @@ class GenerateContext:
         except GateClosed:
             return GenerateResult.aborted_before_start()
         add_counters(sample.counters, result.counters)
+        self.usage.num_generated += result.num_tokens
         return result
+
+    async def wait_for(self, work: Awaitable[T]) -> T:
+        """The result of `work` (a tool, a sandbox), given up at once when the batch is aborted.
+
+        Raises:
+            GateClosed: the batch is being aborted. Let it pass: the sample is kept as ABORTED.
+        """
+        return await self.gate.unless_closed(work)
 
     def sibling(self, sample: Sample) -> Sample:
         """A new sample of the same attempt (fan-out): same prompt, nothing generated."""
@@ -155,24 +173,33 @@ class GenerateContext:
         sample.segments.append(Segment.from_environment(token_ids))
 
     def _append(self, sample: Sample, result: GenerateResult) -> None:
-        is_continued = bool(sample.segments)
+        num_before = sample.response_length
         sample.segments.extend(result.to_segments())
         sample.status = STATUS_AFTER[result.finish]
         if result.routed_experts is not None:
             sample.routed_experts = result.routed_experts
-        if result.text and not is_continued:
-            sample.response = result.text
+        if num_before or not result.text:
+            sample.response = self.text_of(sample, num_before)
         else:
-            sample.response = self.text_of(sample)
+            sample.response = result.text
 
-    def text_of(self, sample: Sample) -> str:
-        """The response as text, decoded whole; a stop string at its end is cut off."""
-        text = self.tokenizer.decode(
-            sample.response_tokens.tolist(), skip_special_tokens=self.sampling.skip_special_tokens
-        )
-        if sample.status is Status.COMPLETED:
-            return cut_stop(str(text), self.sampling.stop)
-        return str(text)
+    def text_of(self, sample: Sample, num_before: int = 0) -> str:
+        """The response as text, decoded whole; a stop string that ended it is cut off.
+
+        Args:
+            sample: whose response.
+            num_before: response tokens before the last call, in which stop strings are no stops
+                (earlier turns end with them).
+        """
+        tokens = sample.response_tokens.tolist()
+        text = self._decode(tokens)
+        if sample.status is not Status.COMPLETED or not self.sampling.stop:
+            return text
+        return cut_stop(text, self.sampling.stop, len(self._decode(tokens[:num_before])))
+
+    def _decode(self, token_ids: list[int]) -> str:
+        is_skipped = self.sampling.skip_special_tokens
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=is_skipped))
 
 
 async def generate_single_turn(sample: Sample, context: GenerateContext) -> Sample:
@@ -180,9 +207,13 @@ async def generate_single_turn(sample: Sample, context: GenerateContext) -> Samp
     return await context.extend(sample)
 
 
-def cut_stop(text: str, stops: Sequence[str]) -> str:
-    """`text` up to the first stop string in it."""
-    positions = [position for stop in stops if stop and (position := text.find(stop)) >= 0]
+def cut_stop(text: str, stops: Sequence[str], start: int = 0) -> str:
+    """`text` up to the first stop string that ends after position `start`."""
+    positions = [
+        position
+        for stop in stops
+        if stop and (position := text.find(stop, max(0, start - len(stop) + 1))) >= 0
+    ]
     return text[: min(positions)] if positions else text
 
 

@@ -1,35 +1,37 @@
-"""Collecting batches: the asyncio shell around the pure `Collector`.
+"""Batches of rollouts, one per call: what carries over from step to step, and the batch's hooks.
 
-It submits groups, hands what happens to the collector, keeps the books in the ledger, and when the
-batch is full aborts what is left. No task outlives the `collect` that started it, and every group
-it took from the source is afterwards in the batch, ready for the next one, back at the source,
-or in the ledger with the reason why it was rejected or failed.
+The work of one batch is `Round` (or the user's own rollout function, in `OwnRound`). This class
+owns what outlives it: finished groups that no batch has used yet. Whatever happens in `collect`,
+every group it touched is afterwards in the batch, ready for the next one, back at the source, or
+in the ledger with the reason why it was rejected or failed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from rollmill.config.rollout import RolloutConfig
 from rollmill.data.ledger import Ledger, State
 from rollmill.data.source import DataSource
-from rollmill.errors import RolloutError
-from rollmill.filters import DynamicFilter, Verdict
+from rollmill.errors import HookError
+from rollmill.filters import DynamicFilter
 from rollmill.filters.over_sampling import Ranking
 from rollmill.rollout.batch import RolloutBatch
-from rollmill.rollout.collector import CollectLimits, Collector
-from rollmill.rollout.generate import mask_older_than
+from rollmill.rollout.batch_hooks import apply_batch_hooks, extra_metrics
+from rollmill.rollout.books import Books
+from rollmill.rollout.collector import Collector
+from rollmill.rollout.custom import OwnRound
 from rollmill.rollout.group import GroupRunner
 from rollmill.rollout.hooks import LoadedHooks
 from rollmill.rollout.metrics import batch_metrics
-from rollmill.sample import Group, Sample, Status
+from rollmill.rollout.round import Round, RoundParts
+from rollmill.rollout.supply import StepSupply
+from rollmill.sample import Group
 from rollmill.sample_codec import decode_group, encode_group
-from rollmill.telemetry.progress import Progress, ProgressListener, ignore_progress
+from rollmill.telemetry.progress import ProgressListener, ignore_progress
 
-logger = logging.getLogger(__name__)
+OVER_SAMPLING_REASON = "over_sampling_rank"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class RolloutParts:
     ranking: Ranking | None
     hooks: LoadedHooks
     reward_key: str | None
+
+
+class _AnyRound(Protocol):
+    collector: Collector
+
+    async def fill(self) -> None: ...
+    async def stop(self) -> None: ...
+    def leftover(self) -> list[Group]: ...
+    def metrics(self) -> dict[str, float]: ...
 
 
 class RolloutManager:
@@ -63,7 +74,6 @@ class RolloutManager:
         self._config = config
         self._parts = parts
         self._listener = listener
-        self._gate = parts.runner.context.gate
         self._ready: list[Group] = []
 
     @property
@@ -76,23 +86,35 @@ class RolloutManager:
 
         Raises:
             RolloutError: too many groups failed, or a filter rejects everything.
+            HookError: a function of the user's broke its contract.
         """
-        round_ = _Round(self, step, version)
-        self._gate.open()
+        books = Books(self._parts.ledger, step)
+        round_ = self._round(step, version, books)
+        self._parts.runner.context.gate.open()
         try:
             await round_.fill()
         finally:
-            await round_.abort()
-            self._ready = round_.leftover()
-            self._parts.ledger.flush()
-        batch = self._finish(round_.collector, step, version)
-        batch.metrics |= round_.metrics()
+            try:
+                await round_.stop()
+            finally:
+                self._ready = round_.leftover()
+                self._parts.ledger.flush()
+        collected = list(round_.collector.accepted)
+        try:
+            batch = self._finish(round_.collector, books, version)
+        except BaseException:
+            kept = {id(group) for group in self._ready}
+            self._ready += [group for group in collected if id(group) not in kept]
+            raise
+        batch.metrics = round_.metrics() | batch.metrics
+        self._parts.ledger.flush()
         return batch
 
     def consumed(self, batch: RolloutBatch, step: int) -> None:
         """The batch was trained on at `step`: final for all its groups."""
+        books = Books(self._parts.ledger, step)
         for group in batch.groups:
-            self._record(group, State.CONSUMED, step)
+            books.record(group, State.CONSUMED)
         self._parts.ledger.flush()
 
     def state_dict(self) -> dict[str, object]:
@@ -113,280 +135,53 @@ class RolloutManager:
         """Before a run without a checkpoint: whatever a killed one booked did not happen."""
         self._parts.ledger.rewind(0)
 
-    def take_fresh_or_waiting(self, count: int, step: int, version: int) -> list[Group]:
-        """`count` groups from the source, booked as in flight; stale tokens dealt with."""
-        groups = self._parts.source.take(count)
-        for group in groups:
-            if self._parts.ledger.state_of_live(group.group_index) is None:
-                self._record(group, State.ISSUED, step)
-            if self._deal_with_stale(group, version):
-                self._record(group, State.ISSUED, step)
-            self._record(group, State.IN_FLIGHT, step)
-        return groups
-
-    def take_ready(self, step: int, version: int) -> list[Group]:
-        """Surplus groups that may still be trained on, in order; stale prompts start afresh."""
-        usable = []
-        for group in sorted(self._ready, key=lambda g: g.group_index):
-            if self._deal_with_stale(group, version):
-                self._record(group, State.ISSUED, step)
-                self._parts.source.give_back([group])
-            else:
-                usable.append(group)
-        self._ready = []
-        return usable
-
-    def _deal_with_stale(self, group: Group, version: int) -> bool:
-        """True when the group was too old and its prompt starts afresh."""
-        oldest_allowed = version - self._config.max_staleness
-        oldest = min(
-            (v for s in group.samples if (v := s.oldest_version) is not None), default=None
+    def _round(self, step: int, version: int, books: Books) -> _AnyRound:
+        usage = self._parts.runner.context.usage
+        usage.begin()
+        supply = StepSupply(self._config, self._parts.source, books, usage, version, self._ready)
+        parts = RoundParts(
+            config=self._config,
+            runner=self._parts.runner.at_step(step),
+            dynamic_filter=self._parts.dynamic_filter,
+            supply=supply,
+            books=books,
+            listener=self._listener,
+            is_ranked=self._parts.ranking is not None,
         )
-        if oldest is None or oldest >= oldest_allowed:
-            return False
-        if self._config.mask_off_policy:
-            for sample in group.samples:
-                mask_older_than(sample, oldest_allowed)
-            return False
-        restart_group(group)
-        return True
+        own = self._parts.hooks.rollout
+        return Round(parts) if own is None else OwnRound(parts, own, step=step, version=version)
 
-    def _finish(self, collector: Collector, step: int, version: int) -> RolloutBatch:
+    def _finish(self, collector: Collector, books: Books, version: int) -> RolloutBatch:
         """Rank and cut, order by group, run the hooks on the batch, and count."""
+        if self._parts.ranking is not None and self._parts.hooks.rollout is None:
+            self._rank_and_cut(self._parts.ranking, collector, books)
         groups = sorted(collector.accepted, key=lambda g: g.group_index)
-        if self._parts.ranking is not None:
-            ranked = list(self._parts.ranking(groups))
-            groups = sorted(ranked[: self._config.batch_size], key=lambda g: g.group_index)
-            self._put_behind(collector, groups, step)
-        hooks = self._parts.hooks
-        if hooks.sample_filter is not None:
-            hooks.sample_filter(groups)
-        if hooks.reward_post_process is not None:
-            hooks.reward_post_process(groups)
-        batch = RolloutBatch(groups, collector.rejected, collector.failed)
-        if hooks.all_samples is not None:
-            turned_down = [group for group, _ in (*batch.rejected, *batch.failed)]
-            hooks.all_samples(groups, turned_down)
-        batch.metrics = batch_metrics(groups, version, self._parts.reward_key)
-        if hooks.log_rollout is not None:
-            batch.metrics |= hooks.log_rollout(groups)
-        return batch
+        rejected = sorted(collector.rejected, key=lambda pair: pair[0].group_index)
+        failed = sorted(collector.failed, key=lambda pair: pair[0].group_index)
+        metrics = batch_metrics(groups, version, self._parts.reward_key)
+        turned_down = [group for group, _ in (*rejected, *failed)]
+        trained = apply_batch_hooks(self._parts.hooks, groups, turned_down)
+        metrics |= extra_metrics(self._parts.hooks.log_rollout, groups, "rollout.hooks.log_rollout")
+        return RolloutBatch(trained, rejected, failed, metrics)
 
-    def _put_behind(self, collector: Collector, kept: list[Group], step: int) -> None:
-        """Groups that an over-sampling filter ranked behind the batch."""
-        kept_indices = {group.group_index for group in kept}
-        for group in collector.accepted:
-            if group.group_index in kept_indices:
-                continue
-            if self._config.filters.over_sampling_rest == "ready":
-                self._ready.append(group)
-            else:
-                collector.rejected.append((group, "over_sampling_rank"))
-                self._record(group, State.REJECTED, step, "over_sampling_rank")
-
-    def _record(self, group: Group, state: State, step: int, reason: str | None = None) -> None:
-        self._parts.ledger.record(
-            group.group_index,
-            state,
-            step=step,
-            reason=reason,
-            num_tokens=group.num_response_tokens,
-        )
-
-
-class _Round:
-    """The life of one `collect`."""
-
-    def __init__(self, manager: RolloutManager, step: int, version: int) -> None:
-        config = manager._config
-        self._manager = manager
-        self._config = config
-        self._parts = manager._parts
-        self._step = step
-        self._version = version
-        self._started = time.monotonic()
-        self._tasks: dict[asyncio.Task[Group], Group] = {}
-        self._done: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
-        self._tokens = 0
-        self._dropped_tokens = 0
-        self._may_take_back = config.filters.when_short == "keep"
-        is_ranked = manager._parts.ranking is not None
-        self.collector = Collector(
-            CollectLimits(
-                target=config.submit_size if is_ranked else config.batch_size,
-                submit_size=config.submit_size,
-                max_consecutive_rejections=config.filters.max_consecutive_rejections,
-                when_short=config.filters.when_short,
-                max_failure_rate=config.max_failure_rate,
-                filter_name=manager._parts.dynamic_filter.name,
+    def _rank_and_cut(self, ranking: Ranking, collector: Collector, books: Books) -> None:
+        """Keep the first `batch_size` groups of the ranking; the rest as configured."""
+        size = self._config.batch_size
+        ranked = list(ranking(sorted(collector.accepted, key=lambda g: g.group_index)))
+        if len(ranked) < size:
+            raise HookError(
+                "an over-sampling filter kept fewer groups than a batch holds",
+                where="rollout.filters.over_sampling",
+                expected=f"at least {size} of the {len(collector.accepted)} groups, best first",
+                found=str(len(ranked)),
+                fix="to turn groups down for good, use a dynamic filter",
             )
-        )
-        self._is_complete = False
-
-    async def fill(self) -> None:
-        """Submit and settle groups until the batch is full."""
-        for group in self._manager.take_ready(self._step, self._version):
-            self.collector.offer_ready(group)
-        while not self.collector.is_done:
-            self._submit(self.collector.num_to_submit())
-            self._report()
-            task = await self._done.get()
-            self._settle(task)
-        self._is_complete = True
-        self._report()
-
-    async def abort(self) -> None:
-        """Stop what is still running; afterwards no task is left and every group is booked."""
-        gate = self._manager._gate
-        gate.close()
-        if self._tasks:
-            deadline = self._config.abort_timeout_s
-            abort = asyncio.create_task(self._parts.runner.context.engines.abort_all(deadline))
-            await asyncio.wait(self._tasks, timeout=deadline)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(abort, *self._tasks, return_exceptions=True)
-            if not abort.cancelled() and (error := abort.exception()) is not None:
-                logger.warning("aborting on the engines: %s", error)
-        for task in list(self._tasks):
-            self._settle_after_abort(task)
-        self._book_deferred()
-
-    def leftover(self) -> list[Group]:
-        """Finished groups that this batch does not use: ready for the next one."""
-        collector = self.collector
-        return collector.surplus if self._is_complete else collector.accepted + collector.surplus
-
-    def metrics(self) -> dict[str, float]:
-        """What it took to fill the batch."""
-        seconds = time.monotonic() - self._started
-        turned_down = [group for group, _ in (*self.collector.rejected, *self.collector.failed)]
-        wasted = self._dropped_tokens + sum(group.num_response_tokens for group in turned_down)
-        figures = {f"rollout/groups/{k}": float(v) for k, v in self.collector.balance().items()}
-        figures |= {
-            f"rollout/rejected/{reason}": float(count)
-            for reason, count in self.collector.reasons.items()
-        }
-        return figures | {
-            "rollout/seconds": seconds,
-            "rollout/generated_tokens": float(self._tokens),
-            "rollout/tokens_per_second": self._tokens / max(seconds, 1e-9),
-            "rollout/wasted_tokens": float(wasted),
-            "rollout/max_requests_in_flight": float(self._manager._gate.high_water),
-        }
-
-    def _submit(self, count: int) -> None:
-        if not count:
+        is_rejected = self._config.filters.over_sampling_rest == "reject"
+        kept = {id(group) for group in ranked[:size]}
+        rest = [group for group in collector.accepted if id(group) not in kept]
+        collector.cut(ranked[:size], reject_rest=OVER_SAMPLING_REASON if is_rejected else None)
+        if not is_rejected:
+            self._ready += rest
             return
-        groups = self._manager.take_fresh_or_waiting(count, self._step, self._version)
-        for group in groups:
-            self._tokens -= group.num_response_tokens  # written in an earlier step
-            task = asyncio.create_task(
-                self._parts.runner.run(group), name=f"group {group.group_index}"
-            )
-            self._tasks[task] = group
-            task.add_done_callback(self._done.put_nowait)
-        self.collector.submitted(len(groups))
-
-    def _settle(self, task: asyncio.Task[Group]) -> None:
-        group = self._tasks.pop(task)
-        self._tokens += group.num_response_tokens
-        reason = self._failure(task, group)
-        if reason is not None:
-            self._fail(group, reason)
-            return
-        try:
-            verdict = self._parts.dynamic_filter(group)
-        except Exception as error:  # noqa: BLE001 - policy: a custom filter's fault costs its group
-            self._fail(group, f"dynamic filter: {type(error).__name__}: {error}")
-            return
-        self._book(group, verdict)
-
-    def _failure(self, task: asyncio.Task[Group], group: Group) -> str | None:
-        """Why a group that ran to its end cannot be used; None when it can."""
-        if (error := task.exception()) is not None:
-            logger.error("group %d: %s", group.group_index, error, exc_info=error)
-            return f"{type(error).__name__}: {error}"
-        unjudged = [s for s in group.samples if not is_done(s)]
-        if unjudged:
-            return (
-                f"sample {unjudged[0].index} was left {unjudged[0].status.value} without a reward"
-            )
-        failed = [s for s in group.samples if s.status is Status.FAILED]
-        keeps_rest = self._config.on_failed_group == "keep" and len(failed) < len(group.samples)
-        if failed and keeps_rest:
-            for sample in failed:
-                sample.in_loss = False
-            return None
-        return failed[0].failure or "unknown" if failed else None
-
-    def _fail(self, group: Group, reason: str) -> None:
-        reason = " ".join(reason.split())[:500]
-        self._manager._record(group, State.FAILED, self._step, reason)
-        self.collector.failed_group(group, reason)
-
-    def _book(self, group: Group, verdict: Verdict) -> None:
-        if verdict.keep:
-            self._manager._record(group, State.READY, self._step)
-        elif not self._may_take_back:
-            self._manager._record(group, State.REJECTED, self._step, verdict.reason)
-        self.collector.finished(group, verdict)
-
-    def _book_deferred(self) -> None:
-        """Rejected groups that the batch could have taken back: now it is known which it did."""
-        if not self._may_take_back:
-            return
-        for group, reason in self.collector.rejected:
-            self._manager._record(group, State.REJECTED, self._step, reason)
-        for group in self.collector.accepted:
-            if self._parts.ledger.state_of_live(group.group_index) is State.IN_FLIGHT:
-                self._manager._record(group, State.READY, self._step)
-
-    def _settle_after_abort(self, task: asyncio.Task[Group]) -> None:
-        """Book a group whose task ended because of the abort (or just before it)."""
-        group = self._tasks[task]
-        has_ended = not task.cancelled() and task.exception() is None
-        if has_ended and all(map(is_done, group.samples)):
-            try:
-                self._settle(task)
-            except RolloutError as error:
-                logger.warning("after the batch was full: %s", error)
-            return
-        del self._tasks[task]
-        self._tokens += group.num_response_tokens
-        if self._config.partial_rollout:
-            self._manager._record(group, State.WAITING, self._step)
-        else:
-            self._dropped_tokens += group.num_response_tokens
-            restart_group(group)
-            self._manager._record(group, State.ISSUED, self._step)
-        self._parts.source.give_back([group])
-        self.collector.returned()
-
-    def _report(self) -> None:
-        collector = self.collector
-        self._manager._listener(
-            Progress(
-                target=self._config.batch_size,
-                accepted=len(collector.accepted),
-                rejected=len(collector.rejected),
-                failed=len(collector.failed),
-                in_flight=collector.num_in_flight,
-                tokens=self._tokens,
-                seconds=time.monotonic() - self._started,
-                reasons=dict(collector.reasons),
-            )
-        )
-
-
-def is_done(sample: Sample) -> bool:
-    """Whether a sample needs nothing more: finished and judged, or FAILED."""
-    is_judged = sample.reward is not None
-    return sample.status is Status.FAILED or (sample.status.is_finished and is_judged)
-
-
-def restart_group(group: Group) -> None:
-    """Back to a fresh prompt: one pending sample per attempt."""
-    group.samples = [siblings[0] for siblings in group.attempts()]
-    for sample in group.samples:
-        sample.restart()
+        for group in rest:
+            books.record(group, State.REJECTED, OVER_SAMPLING_REASON)

@@ -11,6 +11,7 @@ from rollmill.trainer.algorithm import Algorithm
 from rollmill.trainer.batch import build_batch
 from rollmill.trainer.optimizer import build_optimizer
 from rollmill.trainer.policy import Policy
+from rollmill.trainer.ranks import Ranks
 from rollmill.trainer.update import BatchUpdate
 
 
@@ -24,6 +25,7 @@ class Learner:
         num_total_steps: training calls of the whole run, for the learning-rate schedule.
         reference: the reference model for the KL term; needed when its weight is not 0.
         context_length: most tokens of a sample.
+        ranks: the processes that train together; the policy is sharded over them.
     """
 
     def __init__(
@@ -35,13 +37,18 @@ class Learner:
         num_total_steps: int,
         reference: Policy | None = None,
         context_length: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self.policy = policy
         self.config = config
         self.algorithm = algorithm
         self.reference = reference
         self.num_total_steps = num_total_steps
         self.context_length = context_length
+        if self.ranks.size > 1:
+            for model in filter(None, (policy, reference)):
+                model.shard(self.ranks.size)
         self.optimizer = build_optimizer(policy.model, config.optimizer)
         self.num_optimizer_steps = 0
 

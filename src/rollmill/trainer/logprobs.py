@@ -11,7 +11,7 @@ p = softmax(z): log-prob = z_target âˆ’ logsumexp(z), entropy H = logsumexp(z) â
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ class Head:
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
+
+    def on(self, layer: torch.nn.Linear) -> Head:
+        """The same head with the weights that `layer` has now (sharding replaces them)."""
+        return replace(self, weight=layer.weight, bias=layer.bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, V] final logits of `hidden` [T, H], in at least float32."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from rollmill.config.trainer import OptimizerConfig
 from rollmill.errors import TrainerError
+from rollmill.trainer.ranks import whole
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -42,7 +43,7 @@ def apply_gradients(
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
+    norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, grad_clip)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise not_finite("gradient norm", norm, step)

@@ -9,13 +9,15 @@ tree does not reproduce plain sequences, trees are not used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from rollmill.trainer.layout import (
     MicroBatch,
@@ -60,6 +62,7 @@ class Policy:
             self.weight_dtype if self.weight_dtype == torch.float64 else compute_dtype
         )
         self._layout = layout
+        self._root: Any = _Root(self.model, self._score)
         self.head = self._find_head()
         self.can_use_trees = layout != "padded" and self._trees_agree()
 
@@ -84,23 +87,39 @@ class Policy:
 
     def log_probs(self, batch: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [K] of the wanted tokens of the members, in their order."""
+        log_probs, entropies = self._root(batch, temperature)
+        outputs = self._tensor(batch.outputs)
+        return log_probs[outputs], entropies[outputs]
+
+    def shard(self, num_ranks: int) -> None:
+        """Spread weights, gradients and optimizer state over the ranks (FSDP2).
+
+        Gradients are summed, not averaged: the weights of tokens hold the denominators already.
+        From here on every call to `log_probs` and every backward pass is a joint one.
+        """
+        mesh = init_device_mesh(self.device.type, (num_ranks,))
+        names = set(getattr(self.model, "_no_split_modules", None) or ())
+        layers = [module for module in self.model.modules() if type(module).__name__ in names]
+        for module in [*layers, self._root]:
+            fully_shard(module, mesh=mesh, reshard_after_forward=True)
+            module.set_gradient_divide_factor(1.0)
+
+    def _score(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [E], one per entry of `batch.rows`."""
         rows = self._tensor(batch.rows)
         targets = self._tensor(batch.target_ids)
         if self.head is None:
             logits = self._run(self.model, batch).logits
             chosen = logits.reshape(-1, logits.shape[-1])[rows]
-            scores = log_probs_from_logits(chosen, targets, temperature=temperature)
-        else:
-            states = self._run(self._body(), batch).last_hidden_state
-            scores = chunked_log_probs(
-                states.reshape(-1, states.shape[-1])[rows].to(self.compute_dtype),
-                self.head,
-                targets,
-                temperature=temperature,
-                chunk_tokens=self.chunk_tokens,
-            )
-        outputs = self._tensor(batch.outputs)
-        return scores[0][outputs], scores[1][outputs]
+            return log_probs_from_logits(chosen, targets, temperature=temperature)
+        states = self._run(self._body(), batch).last_hidden_state
+        return chunked_log_probs(
+            states.reshape(-1, states.shape[-1])[rows].to(self.compute_dtype),
+            self.head.on(self.model.get_output_embeddings()),
+            targets,
+            temperature=temperature,
+            chunk_tokens=self.chunk_tokens,
+        )
 
     def _run(self, module: Any, batch: MicroBatch) -> Any:
         with self._autocast():
@@ -179,6 +198,24 @@ class Policy:
 
     def _tolerance(self) -> float:
         return PROBE_TOLERANCE if self.compute_dtype.itemsize >= 4 else 0.2
+
+
+class _Root(nn.Module):
+    """The outermost module: FSDP2 gathers the weights that no layer owns while this runs."""
+
+    def __init__(self, model: nn.Module, score: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.model = model
+        self._score = score
+
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        return self._score(batch, temperature)
+
+
+def idle_batch() -> MicroBatch:
+    """The smallest forward pass there is, for a rank that has to take part without work."""
+    (batch,) = plan_padded([TokenSequence(np.array([0, 0]), np.array([1]))], 1)
+    return batch
 
 
 def _probe_sequence(vocab_size: int) -> TokenSequence:

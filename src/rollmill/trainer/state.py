@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rollmill.errors import CheckpointError
+from rollmill.trainer.ranks import like, whole
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -27,13 +28,24 @@ _SEPARATOR = "::"
 
 
 def save_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, num_optimizer_steps: int
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    num_optimizer_steps: int,
+    is_writer: bool = True,
 ) -> None:
-    """Write master weights, optimizer moments, random state and step count into `folder`."""
+    """Write master weights, optimizer moments, random state and step count into `folder`.
+
+    With several ranks every one must call it, and the one that `is_writer` writes.
+    """
+    weights = _on_cpu(model_tensors(model))
+    moments = _on_cpu({**_optimizer_tensors(model, optimizer), **_random_state()})
+    if not is_writer:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_on_cpu(model_tensors(model)), folder / MODEL_FILE)
-    moments = _optimizer_tensors(model, optimizer)
-    save_file(_on_cpu({**moments, **_random_state()}), folder / OPTIMIZER_FILE)
+    save_file(weights, folder / MODEL_FILE)
+    save_file(moments, folder / OPTIMIZER_FILE)
     state = {"format": FORMAT_VERSION, "num_optimizer_steps": num_optimizer_steps}
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2))
 
@@ -85,8 +97,9 @@ def _restore_moments(
         parameter = parameters.get(name)
         if parameter is None or value.shape not in (parameter.shape, torch.Size([])):
             raise _of_another_model(where, entry)
-        device = "cpu" if key == "step" and parameter.device.type == "cpu" else parameter.device
-        optimizer.state[parameter][key] = value.to(device)
+        is_moment = value.shape == parameter.shape
+        placed = like(value, parameter) if is_moment else value.to(parameter.device)
+        optimizer.state[parameter][key] = placed
 
 
 def _copy_into(own: dict[str, Tensor], saved: dict[str, Tensor], where: Path) -> None:
@@ -97,7 +110,7 @@ def _copy_into(own: dict[str, Tensor], saved: dict[str, Tensor], where: Path) ->
             raise _of_another_model(where, name)
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(like(saved[name], tensor))
 
 
 def _random_state() -> dict[str, Tensor]:
@@ -118,7 +131,7 @@ def _restore_random_state(saved: dict[str, Tensor]) -> None:
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: whole(tensor.detach()).cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

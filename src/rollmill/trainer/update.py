@@ -34,6 +34,7 @@ from rollmill.trainer.objective import objective
 from rollmill.trainer.optimizer import apply_gradients, not_finite
 from rollmill.trainer.policy import Policy
 from rollmill.trainer.schedule import learning_rate
+from rollmill.trainer.scoring import joint_plan, score_sequences
 
 if TYPE_CHECKING:
     from rollmill.trainer.learner import Learner
@@ -65,6 +66,7 @@ class BatchUpdate:
         self.is_scored = np.zeros(batch.num_tokens, np.bool_)
         self.old: FlatFloats | None = None
         self.reference: FlatFloats | None = None
+        self.reward_kl: FlatFloats | None = None
         self.num_positions = self.num_padding = 0
 
     def run(self, constant_length: int) -> dict[str, float]:
@@ -78,6 +80,9 @@ class BatchUpdate:
             self._optimizer_step(attempts, number, constant_length)
             for number, attempts in enumerate(self.steps)
         ]
+        self._gather()
+        if self.reward_kl is not None:
+            self.streams["reference_kl"] = self.reward_kl
         elapsed = time.perf_counter() - started
         metrics = reward_metrics(self.batch) | response_metrics(self.batch)
         metrics |= advantage_metrics(self.advantages)
@@ -114,14 +119,14 @@ class BatchUpdate:
         return bool(self.config.kl_coef) and self.config.kl_placement == "reward"
 
     def _score_all(self, policy: Policy) -> FlatFloats:
-        flat = np.zeros(self.batch.num_tokens, np.float32)
-        samples = range(len(self.batch.samples))
-        sequences = [self.batch.sequence(number) for number in samples]
-        with torch.no_grad():
-            for micro_batch in policy.plan(sequences, self._budget):
-                log_probs, _ = policy.log_probs(micro_batch, temperature=self.temperature)
-                flat[self.batch.token_indices(micro_batch.members)] = log_probs.float().cpu()
-        return flat
+        scores = score_sequences(
+            policy,
+            [self.batch.sequence(number) for number in range(len(self.batch.samples))],
+            budget=self._budget,
+            temperature=self.temperature,
+            ranks=self.learner.ranks,
+        )
+        return np.concatenate([np.zeros(0, np.float32), *scores])
 
     @property
     def _budget(self) -> int:
@@ -136,7 +141,7 @@ class BatchUpdate:
                 self.config.kl_estimator,
             ).numpy()
             penalties = self.batch.unflatten(self.config.kl_coef * kl)
-            self.streams["reference_kl"] = kl
+            self.reward_kl = kl
         inputs = AdvantageInput(
             rewards=self.batch.rewards,
             groups=self.batch.groups,
@@ -167,12 +172,16 @@ class BatchUpdate:
         samples = np.flatnonzero(np.isin(self.batch.attempts, attempts))
         weights = self._weights(samples, attempts, constant_length)
         chosen = [s for s in samples.tolist() if self._needs_gradient(s)]
-        loss = 0.0
         with self._timed("forward_backward"):
-            for micro_batch in learner.policy.plan(
-                [self.batch.sequence(sample) for sample in chosen], self._budget
-            ):
-                loss += self._backward(micro_batch, chosen, weights)
+            plan = joint_plan(
+                learner.policy,
+                [self.batch.sequence(sample) for sample in chosen],
+                self._budget,
+                learner.ranks,
+            )
+            for micro_batch in plan:
+                self._backward(micro_batch, chosen, weights)
+        loss = self._loss_of_step(chosen, weights)
         rate = learning_rate(
             learner.config.optimizer,
             step=learner.num_optimizer_steps,
@@ -218,26 +227,43 @@ class BatchUpdate:
 
     def _backward(
         self, micro_batch: MicroBatch, chosen: Sequence[int], weights: npt.NDArray[np.float64]
-    ) -> float:
-        """Add the gradient of one micro-batch; returns its share of the loss."""
+    ) -> None:
+        """Add the gradient of one micro-batch."""
+        log_probs, entropies = self.learner.policy.log_probs(
+            micro_batch, temperature=self.temperature
+        )
         members = [chosen[member] for member in micro_batch.members]
         indices = self.batch.token_indices(members)
-        policy = self.learner.policy
-        log_probs, entropies = policy.log_probs(micro_batch, temperature=self.temperature)
-        tokens = self._token_batch(members, indices, log_probs, entropies)
+        if members:
+            tokens = self._token_batch(members, indices, log_probs, entropies)
+            step_weights = self._tensor(weights, indices).to(log_probs.dtype)
+        else:  # an idle forward pass: the same objective, of no weight
+            tokens = self._idle_tokens(log_probs, entropies)
+            step_weights = torch.zeros_like(log_probs)
         result = objective(tokens, self.config, self.learner.algorithm.loss)
-        step_weights = self._tensor(weights, indices).to(result.losses.dtype)
-        loss = (result.losses * step_weights).sum()
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            self.learner.optimizer.zero_grad(set_to_none=True)
-            raise not_finite("loss", value, self.step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward((result.losses * step_weights).sum())
+        if not members:
+            for name in (*result.streams, "log_probs", "old_log_probs", "entropy"):
+                self._stream(name)
+            return
         self.num_positions += micro_batch.num_positions
         self.num_padding += micro_batch.num_positions - micro_batch.num_tokens
         measured = {"log_probs": log_probs, "old_log_probs": tokens.old_log_probs}
         self._record({**result.streams, **measured, "entropy": entropies}, indices)
-        return value
+
+    def _loss_of_step(self, chosen: Sequence[int], weights: npt.NDArray[np.float64]) -> float:
+        """The loss of the step over all ranks, summed in the order of the batch.
+
+        Raises:
+            TrainerError: it is not finite; gradients are dropped, on every rank alike.
+        """
+        indices = self.batch.token_indices(chosen)
+        losses = self.learner.ranks.sum(self._stream("loss")[indices])
+        loss = float(losses.astype(np.float64) @ weights[indices])
+        if not math.isfinite(loss):
+            self.learner.optimizer.zero_grad(set_to_none=True)
+            raise not_finite("loss", loss, self.step)
+        return loss
 
     def _token_batch(
         self,
@@ -264,14 +290,42 @@ class BatchUpdate:
             teacher_log_probs=pick(self.teacher),
         )
 
+    def _idle_tokens(self, log_probs: torch.Tensor, entropies: torch.Tensor) -> TokenBatch:
+        constants = log_probs.detach()
+        return TokenBatch(
+            log_probs=log_probs,
+            old_log_probs=constants,
+            rollout_log_probs=constants,
+            advantages=torch.zeros_like(constants),
+            sequences=torch.zeros_like(constants, dtype=torch.int64),
+            num_sequences=1,
+            entropies=entropies,
+            reference_log_probs=None if self.reference is None else constants,
+            teacher_log_probs=None if self.teacher is None else constants,
+        )
+
     def _tensor(self, flat: npt.NDArray[Any], indices: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(flat[indices]).to(self.learner.policy.device)
 
     def _record(self, streams: dict[str, torch.Tensor], indices: npt.NDArray[np.int64]) -> None:
         self.is_scored[indices] = True
         for name, values in streams.items():
-            flat = self.streams.setdefault(name, np.zeros(self.batch.num_tokens, np.float32))
-            flat[indices] = values.detach().float().cpu().numpy()
+            self._stream(name)[indices] = values.detach().float().cpu().numpy()
+
+    def _stream(self, name: str) -> FlatFloats:
+        """float32 [T], zeros at first."""
+        return self.streams.setdefault(name, np.zeros(self.batch.num_tokens, np.float32))
+
+    def _gather(self) -> None:
+        """Make per-token values and counts those of all ranks together."""
+        ranks = self.learner.ranks
+        if ranks.size == 1:
+            return
+        for name in sorted(self.streams):
+            self.streams[name] = ranks.sum(self.streams[name])
+        self.is_scored = ranks.sum(self.is_scored.astype(np.int64)) > 0
+        counts = ranks.sum(np.array([self.num_positions, self.num_padding]))
+        self.num_positions, self.num_padding = (int(count) for count in counts)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

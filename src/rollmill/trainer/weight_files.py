@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollmill.errors import ConfigError
+from rollmill.trainer.ranks import whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Precisions by the name the configuration uses."""
@@ -36,10 +37,16 @@ TOKENIZER_PATTERNS = (
 
 
 class WeightWriter:
-    """Writes the weights again and again, and tells how much changed since the last time."""
+    """Writes the weights again and again, and tells how much changed since the last time.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        model: whose weights.
+        is_writer: with several ranks every one must call `write`, and this one writes.
+    """
+
+    def __init__(self, model: Any, *, is_writer: bool = True) -> None:
         self._model = model
+        self._is_writer = is_writer
         self._previous: dict[str, Tensor] = {}
 
     def write(self, folder: Path, *, dtype: str) -> dict[str, Any]:
@@ -47,10 +54,13 @@ class WeightWriter:
 
         Returns:
             `num_bytes`, `seconds` and `changed_share`: the share of elements, in the written
-            precision, that differ from those written before (None the first time).
+            precision, that differ from those written before (None the first time). Nothing on
+            ranks that do not write.
         """
         start = time.perf_counter()
         tensors = engine_tensors(self._model, dtype)
+        if not self._is_writer:
+            return {}
         share = _changed_share(self._previous, tensors)
         num_bytes = write_folder(self._model, tensors, folder, dtype=dtype)
         self._previous = tensors
@@ -58,9 +68,14 @@ class WeightWriter:
         return {"num_bytes": num_bytes, "seconds": seconds, "changed_share": share}
 
 
-def export_folder(model: Any, folder: Path, *, source: Path, dtype: str) -> None:
+def export_folder(
+    model: Any, folder: Path, *, source: Path, dtype: str, is_writer: bool = True
+) -> None:
     """Write weights, config and the tokenizer files of `source` to `folder`."""
-    write_folder(model, engine_tensors(model, dtype), folder, dtype=dtype)
+    tensors = engine_tensors(model, dtype)
+    if not is_writer:
+        return
+    write_folder(model, tensors, folder, dtype=dtype)
     for pattern in TOKENIZER_PATTERNS:
         for file in sorted(source.glob(pattern)):
             if file.is_file() and not file.name.endswith((".safetensors", ".bin")):
@@ -80,14 +95,16 @@ def engine_tensors(model: Any, dtype: str) -> dict[str, Tensor]:
             expected=", ".join(DTYPES),
             found=dtype,
         )
-    copies: dict[int, Tensor] = {}
+    owners = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    copies: dict[int | str, Tensor] = {}
     tensors = {}
     for name, tensor in model.state_dict().items():
-        key = tensor.data_ptr()
-        if key not in copies or copies[key].shape != tensor.shape:
+        owner = owners.get(name, name)
+        if owner not in copies:
             is_float = tensor.is_floating_point()
-            copies[key] = tensor.detach().to("cpu", target if is_float else None, copy=True)
-        tensors[name] = copies[key]
+            full = whole(tensor.detach())
+            copies[owner] = full.to("cpu", target if is_float else None, copy=True)
+        tensors[name] = copies[owner]
     return tensors
 
 

@@ -24,6 +24,8 @@ from rollmill.trainer.algorithm import find_algorithm
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.policy import Policy
+from rollmill.trainer.ranks import Ranks
+from rollmill.trainer.scoring import score_sequences
 from rollmill.trainer.state import load_state, save_state
 from rollmill.trainer.weight_files import DTYPES, WeightWriter, export_folder
 
@@ -40,6 +42,11 @@ class TorchTrainer:
         num_total_steps: calls of `train` in the whole run, for the learning-rate schedule.
         context_length: most tokens of a sample.
         base_dir: folder that custom functions' files are relative to.
+        rank: this process among the trainer's ranks, from 0.
+        num_ranks: how many there are. Every call goes to all of them with the same arguments, at
+            the same time; all train on their share, rank 0 writes the files, and results are the
+            same on all but for times (`write_weights` answers on rank 0 only).
+        rendezvous: `tcp://host:port` where the ranks meet, when there are several.
     """
 
     def __init__(
@@ -51,16 +58,21 @@ class TorchTrainer:
         num_total_steps: int,
         context_length: int,
         base_dir: str | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
+        rendezvous: str | None = None,
     ) -> None:
         self._config = TrainerConfig.model_validate(config)
         self._source = Path(model_path)
-        torch.set_num_threads(self._config.num_threads or len(os.sched_getaffinity(0)))
+        num_cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(self._config.num_threads or max(num_cores // num_ranks, 1))
         torch.manual_seed(seed)
         transformers_logging.disable_progress_bar()
         algorithm = find_algorithm(
             self._config.algorithm, base_dir=Path(base_dir) if base_dir else None
         )
-        device = _device(self._config)
+        device = _device(self._config, rank)
+        self._ranks = Ranks(rank, num_ranks, rendezvous=rendezvous, device=device)
         self._policy = self._load(self._source, device)
         reference = None
         if self._config.algorithm.kl_coef:
@@ -74,8 +86,9 @@ class TorchTrainer:
             num_total_steps=num_total_steps,
             reference=reference,
             context_length=context_length,
+            ranks=self._ranks,
         )
-        self._writer = WeightWriter(self._policy.model)
+        self._writer = WeightWriter(self._policy.model, is_writer=self._ranks.is_first)
 
     def describe(self) -> dict[str, Any]:
         """Facts about the model, for the log."""
@@ -117,21 +130,20 @@ class TorchTrainer:
         Returns:
             Per sample, raw float32, one entry per response token.
         """
-        sequences = [_response_sequence(decode_sample(data)) for data in samples]
-        scores = [b""] * len(sequences)
-        budget = self._config.max_tokens_per_micro_batch
-        with torch.no_grad():
-            for batch in self._policy.plan(sequences, budget):
-                log_probs, _ = self._policy.log_probs(batch, temperature=temperature)
-                lengths = [len(sequences[member].targets) for member in batch.members]
-                parts = np.split(log_probs.float().cpu().numpy(), np.cumsum(lengths)[:-1])
-                for member, part in zip(batch.members, parts, strict=True):
-                    scores[member] = part.tobytes()
-        return scores
+        scores = score_sequences(
+            self._policy,
+            [_response_sequence(decode_sample(data)) for data in samples],
+            budget=self._config.max_tokens_per_micro_batch,
+            temperature=temperature,
+            ranks=self._ranks,
+        )
+        return [values.tobytes() for values in scores]
 
     def write_weights(self, path: str, *, dtype: str) -> dict[str, Any]:
         """Write the weights for the engines; see `WeightWriter.write`."""
-        return self._writer.write(Path(path), dtype=dtype)
+        result = self._writer.write(Path(path), dtype=dtype)
+        self._ranks.wait()
+        return result
 
     def save(self, path: str) -> None:
         """Write the trainer's complete state into a folder; see `state`."""
@@ -140,7 +152,9 @@ class TorchTrainer:
             self._policy.model,
             self._learner.optimizer,
             num_optimizer_steps=self._learner.num_optimizer_steps,
+            is_writer=self._ranks.is_first,
         )
+        self._ranks.wait()
 
     def load(self, path: str) -> None:
         """Go on from what `save` wrote; CheckpointError when that is not possible."""
@@ -150,7 +164,18 @@ class TorchTrainer:
 
     def export(self, path: str, *, dtype: str = "float32") -> None:
         """Write a Hugging Face folder with the tokenizer of the starting model."""
-        export_folder(self._policy.model, Path(path), source=self._source, dtype=dtype)
+        export_folder(
+            self._policy.model,
+            Path(path),
+            source=self._source,
+            dtype=dtype,
+            is_writer=self._ranks.is_first,
+        )
+        self._ranks.wait()
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+        self._ranks.close()
 
     def _load(self, folder: Path, device: torch.device) -> Policy:
         model = _load_model(folder)
@@ -206,7 +231,7 @@ def _remove_dropout(model: torch.nn.Module) -> None:
             module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def _device(config: TrainerConfig) -> torch.device:
+def _device(config: TrainerConfig, rank: int) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(
@@ -222,7 +247,11 @@ def _device(config: TrainerConfig) -> torch.device:
             expected="bfloat16 or float32",
             found="float16",
         )
-    return torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
+    if not has_gpu or config.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _response_sequence(sample: Any) -> TokenSequence:

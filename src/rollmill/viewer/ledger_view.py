@@ -135,7 +135,9 @@ class LedgerView:
 
 def _seq_at(db: sqlite3.Connection, when: float) -> int:
     """The number of the first event at or after a time (events are in order of time)."""
-    low, high = db.execute("SELECT COALESCE(MIN(seq), 1), COALESCE(MAX(seq), 0) + 1 FROM events").fetchone()
+    low, high = db.execute(
+        "SELECT COALESCE(MIN(seq), 1), COALESCE(MAX(seq), 0) + 1 FROM events"
+    ).fetchone()
     while low < high:
         middle = (low + high) // 2
         row = db.execute(

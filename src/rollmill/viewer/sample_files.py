@@ -191,8 +191,9 @@ def scalar_reward(entry: Mapping[str, Any], key: str | None) -> float | None:
     if score is None:
         parts = parse_json(entry.get("reward_json"))
         score = parts.get(key) if isinstance(parts, dict) and key is not None else None
-    is_number = isinstance(score, int | float) and math.isfinite(score)
-    return float(score) if is_number else None
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        return None
+    return float(score)
 
 
 def safe_name(text: str | None) -> str:

@@ -68,7 +68,7 @@ class RunTokenizer:
     def _loaded(self) -> tuple[TokenPieces | None, str | None]:
         try:
             return TokenPieces(Tokenizer.from_file(str(self._file()))), None
-        # tokenizers raises a plain Exception for any file it cannot read. Policy: show ids, say why.
+        # tokenizers raises plain Exceptions for files it cannot read. Policy: show ids, say why.
         except Exception as error:  # noqa: BLE001
             reason = error.what if isinstance(error, RollmillError) else f"{error}"
             logger.warning("no token texts for %s: %s", self._root, reason)

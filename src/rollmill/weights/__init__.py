@@ -1,1 +1,1 @@
-"""See ARCHITECTURE.md for what this room holds."""
+"""Moving new weights from the trainer to the engines; `disk.py` is the way through a folder."""

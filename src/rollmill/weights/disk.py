@@ -52,6 +52,9 @@ class Engines(Protocol):
     async def update_weights(self, path: str, version: int, *, flush_cache: bool = True) -> None:
         """Load and confirm."""
 
+    async def checksums(self) -> dict[str, str]:
+        """Checksum of the weights by engine."""
+
 
 class DiskTransport:
     """Weight sync through safetensors in a folder.
@@ -78,11 +81,13 @@ class DiskTransport:
 
         Returns:
             Metrics: `weights/write_s`, `weights/pause_s` (how long generation was held),
-            `weights/update_s`, `weights/num_bytes`, and `weights/changed_share` when known.
+            `weights/update_s`, `weights/num_bytes`, and where known `weights/changed_share` and
+            `weights/verify_s`.
 
         Raises:
             TrainerError: the weights could not be written.
-            EngineError: no engine took them; the old ones are still served.
+            EngineError: no engine took them, and the old ones are still served; or the engines'
+                checksums differ.
         """
         started = time.monotonic()
         target = self._new_folder(version)
@@ -92,7 +97,8 @@ class DiskTransport:
             timing = await self._install(pool, target, version)
         finally:
             await self._remove_all_but_served()
-        return {"weights/write_s": write_s, **timing, **_write_metrics(written)}
+        verification = await self._verify(pool) if self._config.verify_checksum else {}
+        return {"weights/write_s": write_s, **timing, **verification, **_write_metrics(written)}
 
     async def close(self) -> None:
         """Remove everything from the shared folder. Call when no engine may come back any more."""
@@ -129,6 +135,19 @@ class DiskTransport:
         finally:
             await self._resume(pool)
         return {"weights/pause_s": time.monotonic() - paused, "weights/update_s": update_s}
+
+    async def _verify(self, pool: Engines) -> dict[str, float]:
+        """Compare the engines' weights with each other, while generation goes on."""
+        started = time.monotonic()
+        checksums = await pool.checksums()
+        if len(set(checksums.values())) > 1:
+            raise EngineError(
+                "the engines serve different weights under one version",
+                where="weights.verify_checksum",
+                expected="one checksum on all engines of one kind",
+                found=", ".join(f"{url}: {total}" for url, total in sorted(checksums.items())),
+            )
+        return {"weights/verify_s": time.monotonic() - started}
 
     async def _resume(self, pool: Engines) -> None:
         """Go on; a cancelled sync waits for it too."""

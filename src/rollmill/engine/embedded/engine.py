@@ -274,8 +274,7 @@ class EmbeddedEngine:
     def _settle(self) -> None:
         """Free what the scheduler dropped, without waiting for the next step."""
         rows, blocks = self.scheduler.take_dropped()
-        self.runner.kv.drop_rows(rows)
-        self.runner.kv.drop_blocks(blocks)
+        self.runner.give_up(rows, blocks)
 
     def _step(self) -> None:
         started = time.monotonic()

@@ -125,6 +125,14 @@ class KVStore:
             to[new_row, :, : pool.size].copy_(of[row])
         self._vacate(pool, row)
 
+    def save_row(self, owner: Hashable, block: int, length: int) -> None:
+        """Make a block of the first tokens of `owner`'s row."""
+        pool, row = self._place[owner]
+        self.blocks[block] = Block(
+            [keys[row, :, :length].clone() for keys in pool.keys],
+            [values[row, :, :length].clone() for values in pool.values],
+        )
+
     def drop_rows(self, owners: Sequence[Hashable]) -> None:
         """Free the rows of `owners`; those without a row are ignored."""
         places = [self._place.pop(owner) for owner in owners if owner in self._place]

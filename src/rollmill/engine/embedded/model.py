@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rollmill.config.engine import EmbeddedEngineConfig
 from rollmill.engine.embedded import attention
 from rollmill.engine.embedded.attention import ChunkPart, DecodePart, StepPlan
 from rollmill.engine.embedded.kv import KVStore, LayerShape, kv_bytes_per_token
-from rollmill.engine.embedded.scheduler import Chunk, Limits, Step
+from rollmill.engine.embedded.scheduler import Chunk, DroppedRow, Limits, Step
 from rollmill.engine.embedded.sequence import Sequence
 from rollmill.errors import ModelError
 
@@ -70,7 +71,7 @@ class ModelRunner:
 
     def carry_out(self, step: Step) -> None:
         """Move rows and blocks as the step says, before its tokens are computed."""
-        self.kv.drop_rows(step.dropped_rows)
+        self.give_up(step.dropped_rows, ())
         for new in step.new_blocks:
             self.kv.new_block(new.block, new.length, new.source, new.num_shared)
         for admission in step.admissions:
@@ -79,6 +80,15 @@ class ModelRunner:
         self.kv.drop_blocks(step.dropped_blocks)
         for sequence in step.decode:
             self.kv.ensure(sequence, sequence.num_tokens)
+
+    def give_up(self, rows: Iterable[DroppedRow], blocks: Iterable[int]) -> None:
+        """Free rows (keeping what is to be saved of them) and then blocks."""
+        rows = list(rows)
+        for row in rows:
+            if row.saved_as is not None:
+                self.kv.save_row(row.sequence, row.saved_as, row.length)
+        self.kv.drop_rows([row.sequence for row in rows])
+        self.kv.drop_blocks(list(blocks))
 
     def compute(self, step: Step) -> StepLogits:
         """One forward pass over the step's tokens."""
@@ -204,6 +214,7 @@ class ModelRunner:
             max_total_tokens=wanted,
             chunk_tokens=config.chunked_prefill_tokens,
             context_length=self.context_length,
+            holds_prefixes=config.hold_finished,
         )
 
     def _new_store(self) -> KVStore:

@@ -1,18 +1,25 @@
-"""Which computed prompt prefixes are held, and which of them helps a new prompt most.
+"""Which computed prefixes are held, and which of them helps a new prompt most.
 
 Pure bookkeeping: token ids and block numbers; the KV itself lives in `kv.KVStore`. A held prefix
 never changes; the least recently used one goes first when room is needed.
+
+Prefixes are found through a chain of hashes over runs of 16 tokens, so a search costs as much as
+the prompt is long, however many prefixes are held. What is found is then compared token by
+token: a hash collision can only make a match shorter, never wrong.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
+
+_RUN = 16
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -32,6 +39,7 @@ class PrefixIndex:
     entries: OrderedDict[int, Tokens] = field(default_factory=OrderedDict)
     num_tokens: int = 0
     _exact: dict[bytes, int] = field(default_factory=dict)
+    _by_run: dict[int, dict[int, None]] = field(default_factory=dict)
 
     def add(self, block: int, tokens: Tokens) -> bool:
         """Hold `block`; False when the same tokens are held already."""
@@ -41,22 +49,30 @@ class PrefixIndex:
         self._exact[key] = block
         self.entries[block] = tokens
         self.num_tokens += len(tokens)
+        for link in _chain(tokens):
+            self._by_run.setdefault(link, {})[block] = None
         return True
 
     def longest(self, tokens: Tokens, limit: int) -> tuple[int | None, int]:
-        """The block that shares most leading tokens with `tokens[:limit]`, and how many."""
+        """A block that shares most leading tokens with `tokens[:limit]`, and how many.
+
+        Exact for a prefix that is held as it is; else to within 15 tokens.
+        """
         exact = self._exact.get(tokens.tobytes()) if limit >= len(tokens) else None
         if exact is not None:
             self.entries.move_to_end(exact)
             return exact, len(tokens)
-        best, most = None, 0
-        for block, held in self.entries.items():
-            shared = common_prefix(held, tokens[:limit])
-            if shared > most:
-                best, most = block, shared
-        if best is not None:
-            self.entries.move_to_end(best)
-        return best, most
+        best = None
+        for link in _chain(tokens[:limit]):
+            blocks = self._by_run.get(link)
+            if not blocks:
+                break
+            best = next(reversed(blocks))
+        if best is None:
+            return None, 0
+        shared = common_prefix(self.entries[best], tokens[:limit])
+        self.entries.move_to_end(best)
+        return (best, shared) if shared else (None, 0)
 
     def pop_oldest(self, keep: int | None = None) -> int | None:
         """Forget the least recently used block but `keep`; its number, or None."""
@@ -77,3 +93,16 @@ class PrefixIndex:
         tokens = self.entries.pop(block)
         del self._exact[tokens.tobytes()]
         self.num_tokens -= len(tokens)
+        for link in _chain(tokens):
+            blocks = self._by_run[link]
+            del blocks[block]
+            if not blocks:
+                del self._by_run[link]
+
+
+def _chain(tokens: Tokens) -> Iterator[int]:
+    """One hash per full run of tokens, each standing for all tokens up to its run's end."""
+    link = 0
+    for start in range(0, len(tokens) - _RUN + 1, _RUN):
+        link = hash((link, tokens[start : start + _RUN].tobytes()))
+        yield link

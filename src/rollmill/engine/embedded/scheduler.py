@@ -37,6 +37,8 @@ class Limits:
     max_total_tokens: int
     chunk_tokens: int
     context_length: int
+    holds_prefixes: bool = True
+    """Whether finished sequences stay held too, not only prompts."""
 
     def row_size(self, num_tokens: int) -> int:
         """Tokens reserved for a row that must hold `num_tokens`: a power of two times 128."""
@@ -59,6 +61,15 @@ class Fill:
     def is_complete(self) -> bool:
         """Whether all tokens are computed."""
         return self.done >= len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedRow:
+    """A row that is given up; its first `length` tokens are kept in block `saved_as`, if any."""
+
+    sequence: Sequence
+    saved_as: int | None = None
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,7 @@ class Chunk:
 class Step:
     """One step, to be carried out in the order of the fields."""
 
-    dropped_rows: tuple[Sequence, ...]
+    dropped_rows: tuple[DroppedRow, ...]
     new_blocks: tuple[NewBlock, ...]
     admissions: tuple[Admission, ...]
     dropped_blocks: tuple[int, ...]
@@ -123,7 +134,7 @@ class Scheduler:
     fills: list[Fill] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
-    _dropped_rows: list[Sequence] = field(default_factory=list)
+    _dropped_rows: list[DroppedRow] = field(default_factory=list)
     _dropped_blocks: list[int] = field(default_factory=list)
     _next_block: int = 0
     _next_arrival: int = 0
@@ -149,8 +160,16 @@ class Scheduler:
         return removed
 
     def retire(self, sequence: Sequence) -> None:
-        """Take a decoding sequence that is done out of the batch."""
-        self._drop_row(sequence)
+        """Take a decoding sequence that is done out of the batch.
+
+        Its tokens stay held, so that the next turn of a conversation goes on from there.
+        """
+        self.running.remove(sequence)
+        context = np.asarray(sequence.context(), dtype=np.int32)
+        block = self._new_block_number()
+        is_saved = self.limits.holds_prefixes and self.prefixes.add(block, context)
+        saved_as = block if is_saved else None
+        self._dropped_rows.append(DroppedRow(sequence, saved_as, len(context)))
 
     def retract_all(self) -> None:
         """Send all started work back to the queue; its KV is given up, its tokens stay."""
@@ -206,7 +225,7 @@ class Scheduler:
             finished=tuple(finished),
         )
 
-    def take_dropped(self) -> tuple[list[Sequence], list[int]]:
+    def take_dropped(self) -> tuple[list[DroppedRow], list[int]]:
         """Rows and blocks given up since the last call, to be freed now."""
         dropped = self._dropped_rows, self._dropped_blocks
         self._dropped_rows, self._dropped_blocks = [], []
@@ -292,8 +311,7 @@ class Scheduler:
     ) -> NewBlock:
         if not sequence.has_input_logprobs:
             sequence.input_logprobs = type(sequence.input_logprobs)()
-        block = self._next_block
-        self._next_block += 1
+        block = self._new_block_number()
         # At least one token is computed even when all are held: prompt log-probs need it.
         shared = min(shared, len(context) - 1)
         self.fills.append(Fill(sequence, block, context, done=shared))
@@ -335,7 +353,11 @@ class Scheduler:
 
     def _drop_row(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._dropped_rows.append(sequence)
+        self._dropped_rows.append(DroppedRow(sequence))
+
+    def _new_block_number(self) -> int:
+        self._next_block += 1
+        return self._next_block
 
     def _cancel(self, fill: Fill) -> None:
         self.fills.remove(fill)

@@ -179,6 +179,11 @@ def _split_unit(text: str) -> tuple[str, object]:
 def _by_library(left: str, right: str) -> bool:
     if is_text(left) or is_text(right):
         return False
+    from rollmill.rewards.mathematics.evaluate import values_equal
+
+    verdict = values_equal(left, right)
+    if verdict is not None:
+        return verdict
     from rollmill.rewards.mathematics.symbolic import expressions_equal
 
     return expressions_equal(left, right)

@@ -1,0 +1,138 @@
+"""One, two and four ranks take the same step, and write files that one rank can read."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from conftest import ARGUMENTS, first_gradients, learner, make_group, mixed_groups, tiny_llama
+from rollmill.config.trainer import TrainerConfig
+from rollmill.sample import Group
+from rollmill.sample_codec import encode_group, encode_sample
+from rollmill.trainer.ranks import Ranks, spread
+from rollmill.trainer.worker import TorchTrainer
+
+CASES: list[dict[str, Any]] = [
+    {"algorithm": {}, "max_tokens_per_micro_batch": 30},
+    {
+        "algorithm": {
+            "loss": "gspo",
+            "kl_coef": 0.1,
+            "entropy_coef": 0.01,
+            "aggregation": "per_token",
+        },
+        "reference": True,
+    },
+]
+
+
+def case(number: int) -> tuple[dict[str, Any], list[Group]]:
+    return CASES[number], mixed_groups(np.random.default_rng(7))
+
+
+def step(number: int, ranks: Ranks | None) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    changes, groups = case(number)
+    how = learner(ranks=ranks, **changes)
+    return how.learn(groups, **ARGUMENTS), first_gradients(how)
+
+
+def trainer(folder: Path, **place: Any) -> TorchTrainer:
+    config = TrainerConfig.model_validate({"num_threads": 1, "optimizer": {"lr": 1e-3}})
+    return TorchTrainer(
+        config=config.model_dump(mode="json"),
+        model_path=str(folder / "model"),
+        seed=0,
+        num_total_steps=3,
+        context_length=64,
+        **place,
+    )
+
+
+def use_worker(which: TorchTrainer, folder: Path) -> list[bytes]:
+    """Train, save, load, train, write: the files are in `folder`, the scores come back."""
+    groups = [make_group(i, [1.0, 0.0], rng=np.random.default_rng(i)) for i in range(3)]
+    encoded = [encode_group(group) for group in groups]
+    arguments: dict[str, Any] = {"reward_key": None, "max_new_tokens": 8, "temperature": 1.0}
+    which.train(encoded, step=0, **arguments)
+    which.save(str(folder / "state"))
+    which.train(encoded, step=1, **arguments)
+    which.load(str(folder / "state"))
+    which.train(encoded, step=1, **arguments)
+    which.write_weights(str(folder / "weights"), dtype="float32")
+    return which.score([encode_sample(s) for g in groups for s in g.samples], temperature=1.0)
+
+
+def one_rank(rank: int, size: int, folder: Path) -> None:
+    """What each process does; rank 0 leaves the results in files."""
+    torch.set_num_threads(1)
+    place = {"rank": rank, "num_ranks": size, "rendezvous": f"file://{folder}/rendezvous"}
+    which = trainer(folder, **place)
+    scores = use_worker(which, folder)
+    ranks = which._ranks
+    for number in range(len(CASES)):
+        metrics, gradients = step(number, ranks)
+        if rank == 0:
+            save_file(gradients, folder / f"gradients_{number}.safetensors")
+            (folder / f"metrics_{number}.json").write_text(json.dumps(metrics))
+    (folder / f"scores_{rank}.bin").write_bytes(b"".join(scores))
+    which.close()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_take_the_step_that_one_rank_takes(size: int, tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path / "model")
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=one_rank, args=(rank, size, tmp_path)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0] * size
+
+    for number in range(len(CASES)):
+        metrics, gradients = step(number, None)
+        found = load_file(tmp_path / f"gradients_{number}.safetensors")
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
+        theirs = json.loads((tmp_path / f"metrics_{number}.json").read_text())
+        assert theirs.keys() == metrics.keys()
+        for name, value in metrics.items():
+            if "second" not in name and name not in ("tokens/positions", "tokens/padding_share"):
+                assert theirs[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+
+    alone = tmp_path / "alone"
+    (alone / "model").parent.mkdir()
+    (alone / "model").symlink_to(tmp_path / "model")
+    expected_scores = b"".join(use_worker(trainer(alone), alone))
+    for file in ("weights/model.safetensors", "state/model.safetensors"):
+        expected, written = load_file(alone / file), load_file(tmp_path / file)
+        assert expected.keys() == written.keys()
+        for name in expected:
+            torch.testing.assert_close(written[name], expected[name], rtol=1e-4, atol=2e-4)
+    for rank in range(size):
+        scores = np.frombuffer((tmp_path / f"scores_{rank}.bin").read_bytes(), np.float32)
+        expected_array = np.frombuffer(expected_scores, np.float32)
+        np.testing.assert_allclose(scores, expected_array, atol=2e-3)
+    trainer(alone).load(str(tmp_path / "state"))
+
+
+@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 5))
+def test_work_is_spread_once_and_evenly(costs: list[int], num_ranks: int) -> None:
+    shares = spread(costs, num_ranks)
+    assert sorted(item for share in shares for item in share) == list(range(len(costs)))
+    loads = [sum(costs[item] for item in share) for share in shares]
+    assert max(loads) <= sum(costs) / num_ranks + max(costs, default=0)
