@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,15 +100,16 @@ def check_signature(
     found: str | None = None
     try:
         signature = inspect.signature(hook)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature cannot be checked before it is called
+    try:
         signature.bind(*expected.parameters)
     except TypeError:
-        found = f"def {function_name}{inspect.signature(hook)}"
-    except ValueError:
-        return  # a builtin without a signature cannot be checked before it is called
+        found = f"def {function_name}{_shown(signature)}"
     if found is None and expected.kind != "either":
         is_async = is_coroutine_hook(hook)
         if is_async != (expected.kind == "async"):
-            found = f"{'async ' if is_async else ''}def {function_name}{inspect.signature(hook)}"
+            found = f"{'async ' if is_async else ''}def {function_name}{_shown(signature)}"
     if found is not None:
         raise HookError(
             f"the function {path!r} cannot be called as its hook requires",
@@ -124,6 +126,11 @@ def is_coroutine_hook(hook: Callable[..., Any]) -> bool:
         not inspect.isfunction(hook)
         and inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
     )
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """A signature without the quotes that postponed annotations have."""
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature))
 
 
 def _annotation(annotation: Any) -> str:

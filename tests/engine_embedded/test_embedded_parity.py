@@ -154,6 +154,17 @@ def test_a_groups_prompt_is_computed_once(llama_folder: Path) -> None:
     assert_logprobs_agree(model, group + late)
 
 
+def test_the_next_turn_of_a_conversation_goes_on_from_the_last(llama_folder: Path) -> None:
+    bench = Bench(llama_folder)
+    (first,) = sequences_for(random_prompts(1, 20, 20), [30])
+    bench.run([first])
+    (second,) = sequences_for([[*first.prompt, *first.output, 9, 10, 11]], [20])
+    bench.run([second])
+    assert second.cached_tokens == 49
+    model = AutoModelForCausalLM.from_pretrained(llama_folder).eval()
+    assert_logprobs_agree(model, [first, second])
+
+
 def test_logprobs_agree_after_preemption(llama_folder: Path) -> None:
     bench = Bench(llama_folder, max_total_tokens=900)
     prompts = random_prompts(4, 100, 120)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from rollmill.engine.embedded.prefixes import PrefixIndex, common_prefix
 from rollmill.engine.embedded.sampling import SamplingParams
-from rollmill.engine.embedded.scheduler import Limits, Scheduler, Step
+from rollmill.engine.embedded.scheduler import Scheduler
 from rollmill.engine.embedded.sequence import LogprobRequest, Sequence
+from rollmill.engine.embedded.steps import Limits, Step
 
 LIMITS = Limits(max_running=4, max_total_tokens=4096, chunk_tokens=16, context_length=1024)
 
@@ -109,8 +110,8 @@ def test_a_longer_prompt_continues_a_held_prefix() -> None:
     model.run()
     scheduler.add(sequence([*range(2, 22), 50, 51, 52]))
     model.run()
-    assert model.computed == 19 + 3
-    assert model.finished[1].cached_tokens == 19
+    assert model.computed == 19 + 2
+    assert model.finished[1].cached_tokens == 20
 
 
 def test_a_finished_answer_serves_the_next_turn() -> None:
@@ -147,11 +148,11 @@ def test_held_prefixes_are_found_among_many() -> None:
 def test_wanted_prompt_logprobs_are_computed_not_taken_from_the_cache() -> None:
     scheduler = Scheduler(LIMITS)
     model = FakeModel(scheduler)
-    for start in (-1, 0, 10):
-        scheduler.add(sequence(list(range(2, 22)), start_len=start))
+    for start in (-1, 0, 20):
+        scheduler.add(sequence(list(range(2, 42)), start_len=start))
         model.run()
-    assert [s.cached_tokens for s in model.finished] == [0, 0, 10]
-    assert model.computed == 19 + 19 + 9
+    assert [s.cached_tokens for s in model.finished] == [0, 0, 20]
+    assert model.computed == 39 + 39 + 19
 
 
 def test_requests_without_new_tokens_end_with_their_prompt() -> None:

@@ -5,7 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from rollmill.data.ledger import State, read_report
+from rollmill.data.ledger import State
+from rollmill.data.ledger_report import read_report
 from rollmill.telemetry.samples import read_samples
 from support.tiny_run import metrics_of, rollmill, start_rollmill, write_tiny_run
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rollmill.config.reward import RewardConfig
-from rollmill.rewards.graders.base import Grader
 from rollmill.rewards.grade_file import read_row
+from rollmill.rewards.graders.base import Grader
 from rollmill.rewards.judging import judge_with
 from rollmill.rewards.outcome import Outcome
 from rollmill.rewards.registry import GraderTable

@@ -21,6 +21,9 @@ from rollmill.sample_codec import encode_group, encode_sample
 from rollmill.trainer.ranks import Ranks, spread
 from rollmill.trainer.worker import TorchTrainer
 
+LLAMA_MODULE = "transformers.models.llama.modeling_llama"
+"""Imported once by the fork server, not by every process."""
+
 CASES: list[dict[str, Any]] = [
     {"algorithm": {}, "max_tokens_per_micro_batch": 30},
     {
@@ -90,7 +93,8 @@ def one_rank(rank: int, size: int, folder: Path) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_take_the_step_that_one_rank_takes(size: int, tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rollmill.trainer.worker", LLAMA_MODULE])
     processes = [
         context.Process(target=one_rank, args=(rank, size, tmp_path)) for rank in range(size)
     ]

@@ -51,9 +51,7 @@ def error(subject: str, text: str, fix: str) -> Finding:
 
 def from_error(subject: str, problem: RollmillError) -> Finding:
     """An error of ours as a line of the report."""
-    details = "; ".join(
-        f"{k} {v}" for k, v in problem.parts() if k in ("where", "expected", "found")
-    )
+    details = "; ".join(f"{label} {text}" for label, text in problem.parts() if label != "fix")
     text = problem.what + (f" ({' '.join(details.split())})" if details else "")
     return Finding(Level.ERROR, subject, text, problem.fix)
 

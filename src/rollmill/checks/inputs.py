@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollmill.checks.finding import Finding, error, ok, warning
+from rollmill.checks.finding import Finding, error, from_error, ok, warning
 from rollmill.config import Config, DatasetConfig
 from rollmill.data import PromptRow, load_dataset
 from rollmill.errors import RollmillError
@@ -98,8 +98,7 @@ def load_all_data(
                 seed=config.run.seed,
             )
         except RollmillError as problem:
-            details = "; ".join(f"{label} {text}" for label, text in problem.parts())
-            findings.append(error(name, f"{problem.what} ({details})", problem.fix or "mend it"))
+            findings.append(from_error(name, problem))
             return []
         left_out = f", {loaded.num_bad} bad, {loaded.num_too_long} too long" * bool(
             loaded.num_bad or loaded.num_too_long
@@ -207,7 +206,7 @@ def _reward_findings(report: CheckReport) -> Iterator[Finding]:
             "reward",
             f"{failure.row_id}: the label {failure.label!r} as an answer gets "
             f"{failure.outcome.reward} ({failure.outcome.kind.value}: {failure.outcome.detail})",
-            "mend the label or choose another reward.type; `rollmill check-rewards` lists all rows",
+            "mend the label or choose another reward.type; `rollmill check rewards` lists all rows",
         )
     for passed in report.corrupted_passes[:3]:
         yield warning(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rollmill.checks.finding import Finding, ok, warning
 from rollmill.config import Config
 
-HIGH_LR = 1e-4
+HIGH_LR = 5e-4
 LOW_BF16_LR = 3e-6
 
 

@@ -6,7 +6,9 @@ number. The number of the last event is the ledger's *position*; a checkpoint st
 history of a group tells the whole story). Consumed, rejected and failed are final: a group that
 reached one of them can never be trained (again).
 
-One process writes, in batched transactions (write-ahead log); any number may read.
+One process writes, in batched transactions (write-ahead log); any number may read. What was
+recorded and not yet written is lost with the process, and that is no harm: a resume goes back to
+a position that was written before its checkpoint was.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
@@ -70,31 +73,8 @@ NEXT: dict[State | None, frozenset[State]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One change of state.
-
-    Attributes:
-        seq: its number; a position is the number of the last event.
-        state: the state it led to.
-        step: the training step during which it happened.
-        reason: why, for rejected and failed.
-        num_tokens: response tokens the group had.
-        time: seconds since the epoch.
-        is_undone: a resume went back to before this event.
-    """
-
-    seq: int
-    state: State
-    step: int | None
-    reason: str | None
-    num_tokens: int
-    time: float
-    is_undone: bool
-
-
 class Ledger:
-    """The writing side. `open_ledger_for_reading` is for everyone else.
+    """The writing side; `ledger_report` is for everyone else.
 
     Args:
         path: the SQLite file, created when missing.
@@ -159,25 +139,49 @@ class Ledger:
         self._last_flush = time.monotonic()
         if not self._buffer:
             return
-        rows, self._buffer = self._buffer, []
-        self._db.execute("BEGIN")
-        self._db.executemany(
-            "INSERT INTO events (group_index, state, step, reason, num_tokens, time) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            rows,
-        )
-        self._db.executemany(
-            "INSERT OR REPLACE INTO groups (group_index, state, step, reason, num_tokens) "
-            "VALUES (?, ?, ?, ?, ?)",
-            [row[:5] for row in rows],
-        )
-        self._db.execute("COMMIT")
+        newest = {row[0]: row[:5] for row in self._buffer}
+        with self._transaction():
+            self._db.executemany(
+                "INSERT INTO events (group_index, state, step, reason, num_tokens, time) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                self._buffer,
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO groups (group_index, state, step, reason, num_tokens) "
+                "VALUES (?, ?, ?, ?, ?)",
+                newest.values(),
+            )
+        self._buffer.clear()
 
     def position(self) -> int:
-        """The number of the last event, everything written."""
+        """The number of the last event, everything written and safe from a loss of power."""
         self.flush()
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
+        return self._last_event()
+
+    def _last_event(self) -> int:
         (last,) = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()
         return int(last)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing.
+
+        Raises:
+            LedgerError: the file cannot be written (the disk is full, somebody locks it).
+        """
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(
+                f"the ledger cannot be written: {error}",
+                where=str(self._path),
+                fix="make room on the disk, or end the program that locks the file",
+            ) from error
 
     def rewind(self, position: int) -> int:
         """Undo every event after `position`; the number of events undone.
@@ -185,7 +189,8 @@ class Ledger:
         Raises:
             LedgerError: the ledger never reached that position (it belongs to another run).
         """
-        if position > (last := self.position()):
+        self.flush()
+        if position > (last := self._last_event()):
             raise LedgerError(
                 "the ledger ends before the position that the checkpoint names",
                 where=str(self._path),
@@ -193,20 +198,19 @@ class Ledger:
                 found=f"{last}",
                 fix="put the run's own ledger file back beside its checkpoints",
             )
-        self._db.execute("BEGIN")
-        touched = self._db.execute(
-            "SELECT DISTINCT group_index FROM events WHERE seq > ? AND undone = 0", (position,)
-        ).fetchall()
-        undone = self._db.execute(
-            "UPDATE events SET undone = 1 WHERE seq > ? AND undone = 0", (position,)
-        ).rowcount
-        self._db.executemany("DELETE FROM groups WHERE group_index = ?", touched)
-        self._db.executemany(
-            "INSERT INTO groups SELECT group_index, state, step, reason, num_tokens FROM events "
-            "WHERE group_index = ? AND undone = 0 ORDER BY seq DESC LIMIT 1",
-            touched,
-        )
-        self._db.execute("COMMIT")
+        with self._transaction():
+            touched = self._db.execute(
+                "SELECT DISTINCT group_index FROM events WHERE seq > ? AND undone = 0", (position,)
+            ).fetchall()
+            undone = self._db.execute(
+                "UPDATE events SET undone = 1 WHERE seq > ? AND undone = 0", (position,)
+            ).rowcount
+            self._db.executemany("DELETE FROM groups WHERE group_index = ?", touched)
+            self._db.executemany(
+                "INSERT INTO groups SELECT group_index, state, step, reason, num_tokens "
+                "FROM events WHERE group_index = ? AND undone = 0 ORDER BY seq DESC LIMIT 1",
+                touched,
+            )
         self._load()
         return int(undone)
 
@@ -232,8 +236,10 @@ class Ledger:
 
     def close(self) -> None:
         """Write what is buffered and let go of the file."""
-        self.flush()
-        self._db.close()
+        try:
+            self.flush()
+        finally:
+            self._db.close()
 
     def _load(self) -> None:
         rows = self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state").fetchall()
@@ -260,72 +266,3 @@ class Ledger:
             found=str(before),
             fix="this is a fault in rollmill or in a custom data source: please report it",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerReport:
-    """What a reader sees of a ledger.
-
-    Attributes:
-        balance: groups by state.
-        reasons: (state, reason, count) of rejected and failed groups.
-        num_consumed_by_step: groups trained at each step.
-    """
-
-    balance: dict[State, int]
-    reasons: list[tuple[State, str, int]]
-    num_consumed_by_step: dict[int, int]
-
-    @property
-    def num_issued(self) -> int:
-        """All groups ever issued: the sum over states."""
-        return sum(self.balance.values())
-
-
-def read_report(path: Path) -> LedgerReport:
-    """The balance of a ledger file, also while the run writes it.
-
-    Raises:
-        LedgerError: there is no ledger at `path`.
-    """
-    with _reading(path) as db:
-        counts = dict(db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state").fetchall())
-        reasons = db.execute(
-            "SELECT state, COALESCE(reason, ''), COUNT(*) FROM groups "
-            "WHERE state IN ('rejected', 'failed') GROUP BY 1, 2 ORDER BY 3 DESC"
-        ).fetchall()
-        steps = db.execute(
-            "SELECT step, COUNT(*) FROM groups WHERE state = 'consumed' GROUP BY step ORDER BY step"
-        ).fetchall()
-    balance = {state: int(counts.get(state.value, 0)) for state in State}
-    return LedgerReport(balance, [(State(s), r, c) for s, r, c in reasons], dict(steps))
-
-
-def read_history(path: Path, group_index: int) -> list[Event]:
-    """Everything that happened to one group, undone events included.
-
-    Raises:
-        LedgerError: there is no ledger at `path`.
-    """
-    with _reading(path) as db:
-        rows = db.execute(
-            "SELECT seq, state, step, reason, num_tokens, time, undone FROM events "
-            "WHERE group_index = ? ORDER BY seq",
-            (group_index,),
-        ).fetchall()
-    return [Event(r[0], State(r[1]), r[2], r[3], r[4], r[5], bool(r[6])) for r in rows]
-
-
-class _reading:
-    def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise LedgerError(
-                "there is no ledger", where=str(path), expected="a run folder with ledger.sqlite"
-            )
-        self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self._db
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()

@@ -44,7 +44,7 @@ async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResu
         engines=pool,
         tokenizer=policy.tokenizer,
         context_length=policy.context_length,
-        generate=load_hooks(config.rollout.hooks, base_dir).generate,
+        hooks=load_hooks(config.rollout.hooks, base_dir),
         base_dir=base_dir,
     )
     async with AsyncExitStack() as stack:

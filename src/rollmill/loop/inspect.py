@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollmill.data.ledger import State, read_history, read_report
+from rollmill.data.ledger import State
+from rollmill.data.ledger_report import read_history, read_report
 from rollmill.errors import LedgerError
 from rollmill.loop.run_dir import RunDir
 from rollmill.sample import Sample

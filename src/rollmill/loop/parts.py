@@ -7,7 +7,6 @@ found here, before the first rollout; cheap checks come before anything that tak
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +18,7 @@ from rollmill.cluster.local import LocalWorker
 from rollmill.config import Config
 from rollmill.data import load_tokenizer, open_source
 from rollmill.data.ledger import Ledger
+from rollmill.data.source import DataSource
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError, first_error
 from rollmill.filters import DynamicFilter, load_ranking
@@ -29,7 +29,13 @@ from rollmill.rollout.evaluate import Evaluator
 from rollmill.rollout.gate import Gate
 from rollmill.rollout.generate import Engines, GenerateContext
 from rollmill.rollout.group import GroupRunner
-from rollmill.rollout.hooks import LoadedHooks, load_hooks
+from rollmill.rollout.hooks import (
+    LoadedHooks,
+    SourceContext,
+    generate_overrides,
+    load_hooks,
+    make_source,
+)
 from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import MetricsLog
@@ -83,6 +89,7 @@ def open_policy(config: Config) -> Policy:
             where="model.context_length",
             expected=f"at most {limit}",
             found=str(wanted),
+            fix="lower it, or set it to null to take the model's own",
         )
     length = wanted or limit
     if length is None:
@@ -111,15 +118,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
     view.phase("reading model and data")
     policy = open_policy(config)
     hooks = load_hooks(config.rollout.hooks, base_dir)
-    source = open_source(
-        config.data,
-        tokenizer=policy.tokenizer,
-        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
-        seed=config.run.seed,
-        context_length=policy.context_length,
-        base_dir=base_dir,
-        buffer_policy=hooks.buffer_policy,
-    )
+    source = open_prompts(config, policy, hooks, base_dir)
     pool = EnginePool(
         config.engine,
         model_path=str(policy.folder),
@@ -132,7 +131,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         engines=pool,
         tokenizer=policy.tokenizer,
         context_length=policy.context_length,
-        generate=hooks.generate,
+        hooks=hooks,
         base_dir=base_dir,
     )
     judge = Judge(config.reward, seed=config.run.seed, base_dir=base_dir)
@@ -160,7 +159,13 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         transport = DiskTransport(config.weights, run_dir.root, dtype=config.engine.embedded.dtype)
         stack.push_async_callback(transport.close)
         runner = make_runner(
-            config, policy, pool=pool, judge=judge, hooks=hooks, new_index=source.new_index
+            config,
+            policy,
+            pool=pool,
+            judge=judge,
+            hooks=hooks,
+            new_index=source.new_index,
+            base_dir=base_dir,
         )
         parts = RolloutParts(
             source=source,
@@ -195,6 +200,30 @@ async def _all_or_first_error() -> AsyncIterator[asyncio.TaskGroup]:
         raise first_error(group) from None
 
 
+def open_prompts(config: Config, policy: Policy, hooks: LoadedHooks, base_dir: Path) -> DataSource:
+    """The source of training prompts: the user's own, or the one that `data` describes."""
+    context = SourceContext(
+        config=config.data,
+        tokenizer=policy.tokenizer,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        seed=config.run.seed,
+        context_length=policy.context_length,
+        base_dir=base_dir,
+        buffer_policy=hooks.buffer_policy,
+    )
+    if hooks.data_source is not None:
+        return make_source(hooks.data_source, context)
+    return open_source(
+        context.config,
+        tokenizer=context.tokenizer,
+        n_samples_per_prompt=context.n_samples_per_prompt,
+        seed=context.seed,
+        context_length=context.context_length,
+        base_dir=context.base_dir,
+        buffer_policy=context.buffer_policy,
+    )
+
+
 def make_runner(
     config: Config,
     policy: Policy,
@@ -203,6 +232,7 @@ def make_runner(
     judge: Judge,
     hooks: LoadedHooks,
     new_index: Callable[[], int],
+    base_dir: Path,
 ) -> GroupRunner:
     """The runner of training groups."""
     context = GenerateContext(
@@ -215,11 +245,10 @@ def make_runner(
         step=0,
         scope="train",
         new_index=new_index,
-        _request_numbers=itertools.count(),
     )
     return GroupRunner(
         generate=hooks.generate,
-        overrides={},
+        overrides=generate_overrides(base_dir),
         context=context,
         judge=judge,
         reward=config.reward,

@@ -36,8 +36,8 @@ MAX_DELIVERIES = 2
 
 @dataclass(slots=True)
 class _Entry:
-    envelope: Envelope
-    grader: str
+    number: int
+    task: Task
     future: asyncio.Future[list[Outcome]]
     deliveries: int = 0
 
@@ -80,10 +80,8 @@ class WorkerPool:
         """
         if self._broken is not None:
             raise self._broken
-        body = msgspec.Raw(encode_task(task))
-        envelope = Envelope(next(self._numbers), len(task.inputs), body)
         future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Entry(envelope, task.grader, future))
+        self._queue.append(_Entry(next(self._numbers), task, future))
         self._dispatch_soon()
         return await future
 
@@ -119,7 +117,7 @@ class WorkerPool:
                 continue
             if entry.deliveries >= MAX_DELIVERIES:
                 lost = Outcome.error("the reward worker died while it held this answer")
-                entry.future.set_result([lost] * entry.envelope.num_answers)
+                entry.future.set_result([lost] * len(entry.task.inputs))
             else:
                 self._queue.appendleft(entry)
         slot.outstanding.clear()
@@ -150,18 +148,19 @@ class WorkerPool:
         for slot in sorted(self._slots, key=lambda one: len(one.outstanding)):
             chunk = self._next_chunk(slot)
             if chunk:
-                slot.send(encode(Batch([entry.envelope for entry in chunk])))
+                slot.send(encode(Batch(chunk)))
 
-    def _next_chunk(self, slot: Slot) -> list[_Entry]:
+    def _next_chunk(self, slot: Slot) -> list[Envelope]:
+        """Tasks for a worker, encoded only now, so that a burst of calls costs little at once."""
         if not slot.is_ready:
             return []
         fair = -(-len(self._queue) // (2 * len(self._slots)))
         room = min(MAX_CHUNK, fair) if not slot.outstanding else 0
-        chunk: list[_Entry] = []
+        chunk: list[Envelope] = []
         num_bytes = 0
         while self._queue and num_bytes < MAX_CHUNK_BYTES:
             entry = self._queue[0]
-            limit = MAX_OVERLAPPING if entry.grader in self._concurrent else room
+            limit = MAX_OVERLAPPING if entry.task.grader in self._concurrent else room
             if entry.future.done():
                 self._queue.popleft()
                 continue
@@ -169,9 +168,9 @@ class WorkerPool:
                 break
             self._queue.popleft()
             entry.deliveries += 1
-            number = entry.envelope.number
-            self._held[number] = entry
-            slot.outstanding.add(number)
-            num_bytes += len(entry.envelope.body)
-            chunk.append(entry)
+            self._held[entry.number] = entry
+            slot.outstanding.add(entry.number)
+            body = encode_task(entry.task)
+            num_bytes += len(body)
+            chunk.append(Envelope(entry.number, len(entry.task.inputs), msgspec.Raw(body)))
         return chunk

@@ -97,9 +97,10 @@ class Worker:
                     self._write_child()
                 if mask & selectors.EVENT_READ:
                     self._hear_child()
-        left = self._progress.get().seconds_left(self._child_id)
+        progress = self._progress.get()
+        left = progress.seconds_left(self._child_id)
         if left is not None and left <= 0:
-            self._replace_child(timed_out=True)
+            self._replace_child(overdue=progress)
 
     def _seconds_left(self) -> float | None:
         left = self._progress.get().seconds_left(self._child_id)
@@ -130,7 +131,7 @@ class Worker:
         except ConnectionError:
             data = b""
         if not data:
-            self._replace_child(timed_out=False)
+            self._replace_child(overdue=None)
             return
         for frame in self._from_child.feed(data):
             self._pass_on(frame)
@@ -159,13 +160,15 @@ class Worker:
             self._sent_alone = first.number
             self._send_child(encode(Batch([first], alone=True)))
 
-    def _replace_child(self, *, timed_out: bool) -> None:
+    def _replace_child(self, *, overdue: Progress | None) -> None:
+        """Kill the grading process, settle the answer it was on, and start its successor."""
         status = self._kill_child()
         progress = self._progress.get()
+        has_moved_on = overdue is not None and progress != overdue
         if progress.number == STARTING:
             self._failed_starts += 1
-        elif progress.number >= 0:
-            self._report_culprit(progress, timed_out, status)
+        elif progress.number >= 0 and not has_moved_on:
+            self._report_culprit(progress, overdue is not None, status)
         elif progress.number == OVERLAPPING:
             self._is_alone = True
         if self._failed_starts >= MAX_FAILED_STARTS:

@@ -1,8 +1,8 @@
 """The user's functions that see a whole batch: called in order, checked after each.
 
-Policy: a function that changes what is trained on and raises, or breaks its contract, ends the run
-with its name (training on half-changed data is worse than stopping). One that only reports (metrics)
-costs its figures and a warning.
+Policy: a function that changes what is trained on and raises, or breaks its contract, ends the
+run with its name (training on half-changed data is worse than stopping). One that only reports
+figures costs these and a warning.
 """
 
 from __future__ import annotations

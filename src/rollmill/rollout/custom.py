@@ -1,8 +1,8 @@
 """A user's own rollout function in the place of the built-in collecting.
 
-The function takes groups, has them answered and judged as it likes, and returns the batch. The books
-are kept for it: whatever it took and does not return goes back to the source (unfinished), is
-rejected (finished, but not used) or failed.
+The function takes groups, has them answered and judged as it likes, and returns the batch. The
+books are kept for it: whatever it took and does not return goes back to the source (unfinished),
+is rejected (finished, but not used) or failed.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ import numpy as np
 from rollmill.config import Config, EvalDatasetConfig, RewardConfig, SamplingConfig
 from rollmill.data import PromptRow, load_rows
 from rollmill.data.template import Tokenizer
-from rollmill.rewards.judge import Judge
 from rollmill.errors import HookError, RollmillError
+from rollmill.rewards.judge import Judge
 from rollmill.rollout.batch_hooks import extra_metrics
 from rollmill.rollout.gate import Gate
 from rollmill.rollout.generate import Engines, GenerateContext

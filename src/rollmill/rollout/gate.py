@@ -14,7 +14,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Gate:
         self._high_water = 0
         self._is_closed = False
         self._waiting: deque[asyncio.Future[bool]] = deque()
-        self._work: set[asyncio.Future[object]] = set()
+        self._work: set[asyncio.Future[Any]] = set()
 
     @property
     def is_closed(self) -> bool:

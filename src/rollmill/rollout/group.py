@@ -159,7 +159,7 @@ class GroupRunner:
                 _unfinished(sample)
                 raise
             return [], self._told(sample, error)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - policy above
             return [], self._told(sample, error)
         for answer in written:
             spent = answer.timing.get("generate_s", 0.0) + time.monotonic() - started

@@ -97,9 +97,7 @@ SIGNATURES = {
     "sample": SAMPLE,
     "sample_filter": HookSignature(("groups: list[Group]",), "None", "sync"),
     "reward_post_process": HookSignature(("groups: list[Group]",), "None", "sync"),
-    "all_samples": HookSignature(
-        ("kept: list[Group]", "rejected: list[Group]"), "None", "sync"
-    ),
+    "all_samples": HookSignature(("kept: list[Group]", "rejected: list[Group]"), "None", "sync"),
     "batch_converter": HookSignature(("groups: list[Group]",), "list[Group]", "sync"),
     "log_rollout": HookSignature(("groups: list[Group]",), "dict[str, float]", "sync"),
     "log_eval": HookSignature(("name: str", "groups: list[Group]"), "dict[str, float]", "sync"),

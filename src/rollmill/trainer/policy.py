@@ -103,6 +103,7 @@ class Policy:
         for module in [*layers, self._root]:
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
     def _score(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [E], one per entry of `batch.rows`."""

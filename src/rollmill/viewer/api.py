@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from rollmill.viewer.runs import Run
 from rollmill.viewer.sample_page import sample_page
 from rollmill.viewer.search import Query, search
 from rollmill.viewer.trained_files import read_trained
+from rollmill.viewer.waste import token_report
 
 logger = logging.getLogger(__name__)
 MAX_POINTS = 4000
@@ -144,7 +146,8 @@ def metric_names(run: Run, _: Params) -> Any:
 
 
 def sample_steps(run: Run, _: Params) -> Any:
-    """The steps that have samples, by kind."""
+    """The steps that have samples, by kind. Who asks will soon ask for tokens: get ready."""
+    threading.Thread(target=run.tokenizer.load, daemon=True).start()
     kinds = run.samples.kinds()
     return {"kinds": [{"name": kind, "steps": run.samples.steps(kind)} for kind in kinds]}
 
@@ -187,7 +190,7 @@ def search_samples(run: Run, params: Params) -> Any:
 
 def ledger(run: Run, _: Params) -> Any:
     """Where every prompt is, and the tokens that were wasted."""
-    return run.ledger.summary()
+    return run.ledger.summary() | {"tokens": token_report(run.metrics)}
 
 
 def ledger_groups(run: Run, params: Params) -> Any:

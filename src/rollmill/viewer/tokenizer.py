@@ -53,7 +53,13 @@ class RunTokenizer:
     @property
     def problem(self) -> str | None:
         """Why there are only ids; None when the tokenizer works."""
-        return self._loaded[1]
+        with self._lock:
+            return self._loaded[1]
+
+    def load(self) -> None:
+        """Load it now, so that the first sample need not wait."""
+        with self._lock:
+            _ = self._loaded
 
     def texts(self, ids: Sequence[int]) -> TokenTexts:
         """The text of each token; its id in brackets when there is no tokenizer."""

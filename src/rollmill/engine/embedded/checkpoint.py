@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rollmill.engine.embedded.model import load_model
+from rollmill.engine.embedded.loading import load_model
 from rollmill.errors import ModelError
 
 INDEX_FILE = "model.safetensors.index.json"

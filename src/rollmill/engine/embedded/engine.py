@@ -16,16 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from rollmill.engine.embedded import checkpoint
+from rollmill.engine.embedded.counters import Counters
+from rollmill.engine.embedded.logprobs import note_input_logprobs
 from rollmill.engine.embedded.model import ModelRunner, StepLogits
-from rollmill.engine.embedded.sampler import Sampled, Sampler, logprobs_of, top_logprobs
-from rollmill.engine.embedded.scheduler import Chunk, Scheduler, Step
+from rollmill.engine.embedded.sampler import Sampled, Sampler
+from rollmill.engine.embedded.scheduler import Scheduler
 from rollmill.engine.embedded.sequence import Sequence
+from rollmill.engine.embedded.steps import Step
 from rollmill.engine.embedded.stopping import StopRules
 
 logger = logging.getLogger(__name__)
@@ -37,29 +39,6 @@ MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 
 class BusyError(RuntimeError):
     """The engine must be idle (or paused by retract) for what was asked."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since start; written by the model's thread."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    retractions: int = 0
-    aborted: int = 0
-    steps: int = 0
-    busy_s: float = 0.0
-    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=32))
-    """Time and generated tokens of the last steps."""
-
-    def throughput(self) -> float:
-        """Generated tokens per second over the last steps; 0 when idle."""
-        recent = list(self.recent)
-        if len(recent) < 2 or time.monotonic() - recent[-1][0] > 5.0:
-            return 0.0
-        return sum(n for _, n in recent[1:]) / max(recent[-1][0] - recent[0][0], 1e-9)
 
 
 class EmbeddedEngine:
@@ -307,7 +286,7 @@ class EmbeddedEngine:
         logits = self.runner.compute(step)
         moved = self._take_tokens(logits)
         for chunk, first, rows in logits.prompts:
-            _note_input_logprobs(chunk, first, rows)
+            note_input_logprobs(chunk, first, rows)
         for sequence in self.scheduler.commit(step):
             self._finish_prompt(sequence)
             moved.append(sequence)
@@ -358,19 +337,3 @@ def abort_reason(message: str, status_code: int | None = None) -> dict[str, Any]
     """SGLang's finish reason of an aborted request."""
     kind = None if status_code is None else "InternalServerError"
     return {"type": "abort", "message": message, "status_code": status_code, "err_type": kind}
-
-
-def _note_input_logprobs(chunk: Chunk, first: int, logits: torch.Tensor) -> None:
-    """Log-probs of prompt tokens `first + 1 ..`, at temperature 1 as SGLang gives them."""
-    sequence = chunk.fill.sequence
-    noted, wanted = sequence.input_logprobs, sequence.logprobs
-    count = min(logits.shape[0], len(sequence.prompt) - 1 - first)
-    log_totals = logits.double().logsumexp(dim=-1)
-    targets = torch.tensor(sequence.prompt[first + 1 : first + 1 + count], device=logits.device)
-    chosen = logits[:count].gather(1, targets[:, None])[:, 0].double() - log_totals[:count]
-    noted.chosen.extend(chosen.tolist())
-    for row in range(count):
-        if wanted.num_top:
-            noted.top.append(top_logprobs(logits[row], log_totals[row], wanted.num_top))
-        if wanted.token_ids:
-            noted.by_id.append(logprobs_of(logits[row], log_totals[row], wanted.token_ids))

@@ -10,22 +10,21 @@ import inspect
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollmill.config.engine import EmbeddedEngineConfig
-from rollmill.engine.embedded import attention
+from rollmill.engine.embedded import attention, selfcheck
 from rollmill.engine.embedded.attention import ChunkPart, DecodePart, StepPlan
 from rollmill.engine.embedded.kv import KVStore, LayerShape, kv_bytes_per_token
-from rollmill.engine.embedded.scheduler import Chunk, DroppedRow, Limits, Step
-from rollmill.engine.embedded.sequence import Sequence
-from rollmill.errors import ModelError
+from rollmill.engine.embedded.loading import context_length_of, load_model, pick_device
+from rollmill.engine.embedded.sampling import SamplingParams
+from rollmill.engine.embedded.scheduler import Scheduler
+from rollmill.engine.embedded.sequence import LogprobRequest, Sequence
+from rollmill.engine.embedded.steps import SMALLEST_ROW, Chunk, DroppedRow, Limits, Step
+from rollmill.errors import ConfigError, ModelError
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _SHARE_OF_MEMORY = 4
 """One of this many parts of the free memory may become KV cache."""
 
@@ -56,18 +55,19 @@ class ModelRunner:
     def __init__(
         self, path: str, config: EmbeddedEngineConfig, *, context_length: int | None = None
     ) -> None:
-        self.device = _device(config.device)
+        self.device = pick_device(config.device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.model = load_model(path, self.dtype, self.device, attention.ATTENTION_NAME)
         text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
-        self.context_length = _context_length(text_config, context_length)
+        self.context_length = context_length_of(text_config, context_length)
         self._takes_keep = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         shapes = self._probe()
         self._index_of = {layer: i for i, layer in enumerate(sorted(shapes))}
         self.shapes = [shapes[layer] for layer in sorted(shapes)]
         self.limits = self._limits(config)
         self.kv = self._new_store()
+        self._check_itself()
 
     def carry_out(self, step: Step) -> None:
         """Move rows and blocks as the step says, before its tokens are computed."""
@@ -199,6 +199,33 @@ class ModelRunner:
             )
         return probe.shapes
 
+    def _check_itself(self) -> None:
+        """Prefill, then decode two steps, and compare with the model's own attention.
+
+        Raises:
+            ModelError: they disagree.
+        """
+        count = min(selfcheck.NUM_TOKENS, self.context_length)
+        if count < 3:
+            return
+        tokens = [(7 * i + 3) % self.vocab_size for i in range(count)]
+        trial = Sequence("check", tokens[: count - 2], SamplingParams(), LogprobRequest(), seed=0)
+        scheduler = Scheduler(self.limits)
+        scheduler.add(trial)
+        rows: list[torch.Tensor] = []
+        while len(rows) < 2:
+            step = scheduler.plan()
+            self.carry_out(step)
+            logits = self.compute(step)
+            scheduler.commit(step)
+            if logits.sequences:
+                rows.append(logits.decode[0].log_softmax(dim=-1))
+                trial.append(tokens[len(trial.prompt) + len(trial.output)], 0.0, "")
+        self.release_kv()
+        reference = selfcheck.reference_logprobs(self.model, tokens[:-1])
+        name = type(self.model).__name__
+        selfcheck.check_agreement(torch.stack(rows), reference, self.dtype, name)
+
     def _limits(self, config: EmbeddedEngineConfig) -> Limits:
         wanted = config.max_total_tokens
         if wanted is None:
@@ -208,6 +235,13 @@ class ModelRunner:
             wanted = max(
                 min(fits, 2 * config.max_running_requests * self.context_length),
                 2 * self.context_length,
+            )
+        elif wanted < 2 * SMALLEST_ROW:
+            raise ConfigError(
+                "the KV cache is too small to be of use",
+                where="engine.embedded.max_total_tokens",
+                expected=f"at least {2 * SMALLEST_ROW}",
+                found=str(wanted),
             )
         return Limits(
             max_running=config.max_running_requests,
@@ -225,73 +259,6 @@ class ModelRunner:
             row_size=self.limits.row_size,
             max_total_tokens=self.limits.max_total_tokens,
         )
-
-
-def load_model(path: str, dtype: torch.dtype, device: torch.device, attention_name: str) -> Any:
-    """A model in evaluation mode, without gradients.
-
-    Raises:
-        ModelError: no such folder, no causal LM in it, or one with unsupported layers.
-    """
-    if not Path(path).is_dir():
-        raise ModelError("the model folder does not exist", where=path)
-    attention.register()
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        _check_layers(config.get_text_config(), path)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention_name,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelError(f"the model cannot be loaded: {error}", where=path) from error
-    absent = sorted(report["missing_keys"])
-    if absent:  # transformers would go on with random numbers in their place
-        raise ModelError(f"weights are missing from the model: {absent[:3]}", where=path)
-    model.to(device).eval().requires_grad_(False)
-    return model
-
-
-def _check_layers(config: Any, path: str) -> None:
-    kinds = set(getattr(config, "layer_types", None) or [])
-    odd = sorted(kinds - _LAYER_TYPES)
-    if getattr(config, "num_kv_shared_layers", 0):
-        odd.append("layers that share keys and values")
-    if odd:
-        raise ModelError(
-            f"the model has layers that the embedded engine cannot run: {', '.join(odd)}",
-            where=path,
-            expected="full or sliding-window attention in every layer",
-            fix="serve this model with SGLang instead",
-        )
-
-
-def _context_length(config: Any, wanted: int | None) -> int:
-    own = int(getattr(config, "max_position_embeddings", 0) or 0)
-    if wanted is None:
-        return own or 2048
-    if own and wanted > own:
-        raise ModelError(
-            "the context length is more than the model can do",
-            where="model.context_length",
-            expected=f"at most {own}",
-            found=str(wanted),
-        )
-    return wanted
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            "there is no CUDA device", where="engine.embedded.device", fix="set device: cpu"
-        )
-    return torch.device(name)
 
 
 def _free_memory(device: torch.device) -> int:

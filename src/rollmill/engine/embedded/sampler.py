@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rollmill.engine.embedded.logprobs import logprobs_of, top_logprobs
 from rollmill.engine.embedded.sequence import Sequence, TopLogprobs
 
 _BLOCK = 256
@@ -146,18 +147,6 @@ class Sampler:
                 sampled.by_id[row] = logprobs_of(
                     logits_BV[row], log_totals_B[row], wanted.token_ids
                 )
-
-
-def top_logprobs(logits_V: torch.Tensor, log_total: torch.Tensor, count: int) -> TopLogprobs:
-    """The `count` most likely tokens of one row."""
-    values, ids = logits_V.topk(min(count, logits_V.shape[0]))
-    return list(zip((values.double() - log_total).tolist(), ids.tolist(), strict=True))
-
-
-def logprobs_of(logits_V: torch.Tensor, log_total: torch.Tensor, ids: Seq[int]) -> TopLogprobs:
-    """Log-probs of given tokens in one row."""
-    where = torch.tensor(ids, device=logits_V.device, dtype=torch.long)
-    return list(zip((logits_V[where].double() - log_total).tolist(), ids, strict=True))
 
 
 def uniform_numbers(seeds: Seq[int], positions: Seq[int]) -> npt.NDArray[np.float64]:

@@ -1,0 +1,170 @@
+"""Planted mistakes, and what `rollmill check` says of each."""
+
+import json
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rollmill.checks.finding import Finding, Level
+from rollmill.checks.report import check_all
+from support.tiny_run import rollmill, write_tiny_run
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Overrides that plant it, and what the report must say."""
+
+    name: str
+    overrides: tuple[str, ...]
+    level: Level
+    subject: str
+    says: str
+
+
+E, W = Level.ERROR, Level.WARNING
+
+MISTAKES = [
+    Mistake("misspelled field", ("rollout.batchsize=4",), E, "config", "rollout.batchsize"),
+    Mistake("wrong section", ("rollout.lr=4",), E, "config", "no such field"),
+    Mistake("one answer", ("rollout.n_samples_per_prompt=1",), E, "config", "2 or more"),
+    Mistake("uneven split", ("trainer.global_batch_size=100",), E, "config", "divisor"),
+    Mistake("greedy", ("rollout.sampling.temperature=0",), E, "config", "more than 0"),
+    Mistake("out of range", ("rollout.sampling.top_p=2",), E, "config", "less than or equal to 1"),
+    Mistake(
+        "two names",
+        (
+            "eval.datasets=[{name: a, data: {path: task/eval.jsonl}}, "
+            "{name: a, data: {path: task/eval.jsonl}}]",
+        ),
+        E,
+        "config",
+        "two sets have the name",
+    ),
+    Mistake("missing model", ("model.path=nowhere",), E, "model", "does not exist"),
+    Mistake("context too long", ("model.context_length=64",), E, "model", "at most 32"),
+    Mistake("missing data", ("data.path=task/none.jsonl",), E, "data", "none.jsonl"),
+    Mistake("wrong key", ("data.prompt_key=question",), E, "data", "question"),
+    Mistake("missing eval", ("eval.datasets.0.data.path=no.jsonl",), E, "eval sorted", "no.jsonl"),
+    Mistake("bad row", ("data.path=bad.jsonl",), E, "data", "bad.jsonl:2"),
+    Mistake("empty data", ("data.path=empty.jsonl",), E, "data", "empty.jsonl"),
+    Mistake("all too long", ("data.max_prompt_tokens=2",), E, "data", "too long"),
+    Mistake("missing hook", ("rollout.hooks.generate=no.py:f",), E, "functions", "no.py"),
+    Mistake("wrong hook", ("rollout.filters.dynamic=wrong.py:f",), E, "functions", "def f(a, b)"),
+    Mistake("missing reward", ("reward.function=task/reward.py:rewrad",), E, "reward", "rewrad"),
+    Mistake("reward that disagrees", ("reward.function=never.py:reward",), E, "reward", "gets 0.0"),
+    Mistake("reward too kind", ("reward.function=always.py:reward",), W, "reward", "full marks"),
+    Mistake(
+        "held-out overlap",
+        ("eval.datasets.0.data.path=task/train.jsonl",),
+        W,
+        "eval sorted",
+        "in the training data too",
+    ),
+    Mistake(
+        "copies", ("data.path=[task/train.jsonl, task/train.jsonl]",), W, "data", "more than once"
+    ),
+    Mistake("tiny data", ("data.path=task/train.jsonl@[:3]",), W, "data", "less than one batch"),
+    Mistake("no room", ("rollout.sampling.max_new_tokens=30",), W, "context", "less room"),
+    Mistake("cut sampling", ("rollout.sampling.top_k=5",), W, "rollout.sampling", "biased"),
+    Mistake(
+        "penalty", ("rollout.sampling.repetition_penalty=1.2",), W, "rollout.sampling", "penalties"
+    ),
+    Mistake("hot", ("rollout.sampling.temperature=3",), W, "rollout.sampling.temperature", "3"),
+    Mistake("high lr", ("trainer.optimizer.lr=1e-2",), W, "trainer.optimizer.lr", "high"),
+    Mistake(
+        "mixed precision",
+        ("engine.embedded.dtype=bfloat16",),
+        W,
+        "engine.embedded.dtype",
+        "log-probs differ",
+    ),
+    Mistake(
+        "long warm-up",
+        ("trainer.optimizer.warmup_steps=99",),
+        W,
+        "trainer.optimizer.warmup_steps",
+        "never reached",
+    ),
+    Mistake(
+        "idle partial",
+        ("rollout.partial_rollout=true",),
+        W,
+        "rollout.partial_rollout",
+        "nothing is ever unfinished",
+    ),
+    Mistake("no evaluation", ("eval.datasets=[]",), W, "eval.datasets", "no evaluation"),
+    Mistake("never saved", ("run.num_steps=100",), W, "run.save_every", "nothing is saved"),
+    Mistake("memory", ("engine.embedded.max_total_tokens=100000000000",), E, "memory", "GiB"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checks")
+    write_tiny_run(folder, run__num_steps=20)
+    rows = [json.dumps({"prompt": "12345", "label": "12345"}), '{"prompt": 1']
+    (folder / "bad.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "empty.jsonl").write_text("")
+    (folder / "wrong.py").write_text("def f(a, b):\n    return True\n")
+    (folder / "never.py").write_text("def reward(sample):\n    return 0.0\n")
+    (folder / "always.py").write_text("def reward(sample):\n    return 1.0\n")
+    return folder
+
+
+def findings(folder: Path, *overrides: str) -> list[Finding]:
+    return list(check_all(folder / "config.yaml", list(overrides), is_live=False))
+
+
+def test_a_right_set_up_has_no_finding(folder: Path) -> None:
+    found = findings(folder)
+    complaints = [f.subject for f in found if f.level is not Level.OK]
+    assert complaints == ["chat template"], "the tiny template drops its `>` once answered"
+    assert {"batch", "data", "reward", "memory", "disk", "tokenizer"} <= {f.subject for f in found}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.name)
+def test_a_planted_mistake_is_found_and_says_what_to_do(folder: Path, mistake: Mistake) -> None:
+    found = [
+        f
+        for f in findings(folder, *mistake.overrides)
+        if f.level is mistake.level and f.subject == mistake.subject and mistake.says in f.text
+    ]
+    assert found, [f for f in findings(folder, *mistake.overrides) if f.level is not Level.OK]
+    assert found[0].fix or mistake.subject in ("config", "data"), "the report says what to do"
+
+
+def test_a_port_in_use_is_found(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = findings(folder, f"engine.port={taken.getsockname()[1]}")
+    assert [f.subject for f in found if f.level is Level.ERROR] == ["engine.port"]
+
+
+def test_a_tokenizer_of_another_model_is_found(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder / "model", model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    for number in range(1000, 1100):
+        tokenizer["model"]["vocab"][f"extra{number}"] = number
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    found = findings(folder, f"model.path={model}")
+    assert any(f.level is Level.ERROR and "another model" in f.text for f in found)
+
+
+def test_the_command_starts_everything_and_compares_log_probs(folder: Path) -> None:
+    checked = rollmill("check", folder / "config.yaml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "engine and trainer differ by" in checked.stdout
+    assert "version 1 confirmed" in checked.stdout
+    assert "0 errors, 1 warnings" in checked.stdout
+    assert not (folder / "run").exists(), "a check leaves the run folder alone"
+
+
+def test_the_command_fails_when_there_is_an_error(folder: Path) -> None:
+    checked = rollmill("check", folder / "config.yaml", "--no-live", "model.path=nowhere")
+    assert checked.returncode == 1
+    assert "1 errors" in checked.stdout

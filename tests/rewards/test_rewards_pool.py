@@ -1,0 +1,276 @@
+"""The worker pool: deadlines, deaths, cancellation, order, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmill.config.reward import RewardConfig
+from rollmill.errors import HookError, RewardError
+from rollmill.rewards.judge import Judge
+from rollmill.rewards.outcome import Outcome, OutcomeKind
+from rollmill.sample import Sample
+
+HERE = Path(__file__).parent
+EXPLODING = ("9^{9^{9^{9^{9}}}}", "\\sqrt{5^{5^{5^{5^{5}}}}}", "(9^{99999999})!")
+
+
+def answer(response: str, label: Any = None, **fields: Any) -> Sample:
+    return Sample([1, 2], response=response, label=label, **fields)
+
+
+def custom(name: str, response: str = "x", **fields: Any) -> Sample:
+    return answer(response, reward_function=f"reward_functions.py:{name}", **fields)
+
+
+async def judge_all(judge: Judge, samples: list[Sample]) -> list[Outcome]:
+    return list(await asyncio.gather(*(judge.judge(sample) for sample in samples)))
+
+
+def kinds(outcomes: list[Outcome]) -> Counter[str]:
+    return Counter(outcome.kind.value for outcome in outcomes)
+
+
+async def until(condition: Any, seconds: float = 10.0) -> None:
+    """Look until a condition of another process holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 (the condition is of another process)
+            await asyncio.sleep(0.01)
+
+
+def is_running(process_id: int) -> bool:
+    status = Path(f"/proc/{process_id}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children_of(process_id: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == process_id:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_answers_come_back_in_order(with_judge: Any) -> None:
+    samples = [custom("length", "x" * n) for n in range(300)]
+
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math", num_workers=2)
+
+    assert [outcome.reward for outcome in outcomes] == [float(n) for n in range(300)]
+
+
+@pytest.mark.parametrize("bomb", EXPLODING)
+def test_an_exploding_answer_costs_one_answer(with_judge: Any, bomb: str) -> None:
+    samples = [answer(rf"\boxed{{{k}}}", str(k)) for k in range(40)]
+    samples.insert(20, answer(rf"\boxed{{{bomb}}}", r"\sqrt{2}+x"))
+
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math", timeout_s=0.3)
+
+    assert outcomes.pop(20).kind in (OutcomeKind.TIMEOUT, OutcomeKind.ERROR)
+    assert all(outcome.reward == 1.0 for outcome in outcomes)
+
+
+@pytest.mark.parametrize("name", ["hangs", "sleeps", "blocks_the_loop", "waits_forever"])
+def test_a_function_that_hangs_is_timed_out_alone(with_judge: Any, name: str) -> None:
+    samples = [custom(name, "hang" if k == 3 else "go") for k in range(8)]
+
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math", timeout_s=0.3)
+
+    assert [o.kind for o in outcomes].index(OutcomeKind.TIMEOUT) == 3
+    assert kinds(outcomes) == {"value": 7, "timeout": 1}
+
+
+def test_a_death_costs_one_answer_and_says_how(with_judge: Any) -> None:
+    samples = [custom("dies", "die" if k == 5 else "go") for k in range(12)]
+
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math")
+
+    assert kinds(outcomes) == {"value": 11, "error": 1}
+    assert "exit code 3" in str(outcomes[5].detail)
+
+
+def test_memory_is_bounded(with_judge: Any) -> None:
+    samples = [custom("eats_memory"), custom("length", "abc")]
+
+    outcomes = with_judge(
+        lambda judge: judge_all(judge, samples), type="math", worker_memory_mb=256
+    )
+
+    assert outcomes[0].kind is OutcomeKind.ERROR
+    assert "memory" in str(outcomes[0].detail).lower()
+    assert outcomes[1].reward == 3.0
+
+
+def test_coroutine_functions_overlap(with_judge: Any) -> None:
+    samples = [custom("waits") for _ in range(40)]
+
+    start = time.monotonic()
+    outcomes = with_judge(
+        lambda judge: judge_all(judge, samples), function="reward_functions.py:waits"
+    )
+
+    assert kinds(outcomes) == {"value": 40}
+    assert time.monotonic() - start < 40 * 0.2 / 2, "one after the other takes 8 s"
+
+
+def test_a_cancelled_call_returns_at_once_and_leaves_the_pool_healthy(with_judge: Any) -> None:
+    async def work(judge: Judge) -> tuple[float, Outcome]:
+        doomed = asyncio.create_task(judge.judge(custom("sleeps", "hang")))
+        queued = asyncio.create_task(judge.judge(custom("sleeps", "hang")))
+        await until(lambda: judge.worker_process_ids())
+        await asyncio.sleep(0)
+        start = time.monotonic()
+        doomed.cancel()
+        queued.cancel()
+        await asyncio.gather(doomed, queued, return_exceptions=True)
+        seconds = time.monotonic() - start
+        return seconds, await judge.judge(answer(r"\boxed{5}", 5))
+
+    seconds, outcome = with_judge(work, type="math", timeout_s=0.5)
+
+    assert seconds < 0.2
+    assert outcome.reward == 1.0
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_answers_are_graded(with_judge: Any) -> None:
+    async def work(judge: Judge) -> list[Outcome]:
+        waiting = asyncio.create_task(judge_all(judge, [custom("length", "x")] * 200))
+        await asyncio.sleep(0)
+        os.kill(judge.worker_process_ids()[0], signal.SIGKILL)
+        return await waiting
+
+    assert kinds(with_judge(work, type="math")) == {"value": 200}
+
+
+def test_the_event_loop_keeps_turning_while_answers_explode(with_judge: Any) -> None:
+    samples = [answer(rf"\boxed{{{k}}}", str(k)) for k in range(2000)]
+    samples[::200] = [answer(rf"\boxed{{{EXPLODING[0]}}}", "x")] * 10
+
+    async def work(judge: Judge) -> float:
+        longest = 0.0
+
+        async def watch() -> None:
+            nonlocal longest
+            while True:
+                before = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - before)
+
+        async def finish_answers() -> None:
+            for sample in waiting:
+                await judge.judge(sample)
+
+        waiting = iter(samples)
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(finish_answers() for _ in range(128)))
+        watching.cancel()
+        return longest
+
+    assert with_judge(work, type="math", timeout_s=0.1) < 0.05
+
+
+def test_close_stops_all_processes_and_fails_waiting_calls() -> None:
+    async def main() -> tuple[list[int], Any]:
+        judge = Judge(RewardConfig(type="math"), seed=0, base_dir=HERE)
+        await judge.start()
+        ids = judge.worker_process_ids()
+        ids += [child for one in ids for child in children_of(one)]
+        waiting = asyncio.create_task(judge.judge(custom("sleeps", "hang")))
+        await asyncio.sleep(0)
+        await judge.close()
+        (result,) = await asyncio.gather(waiting, return_exceptions=True)
+        await until(lambda: not any(map(is_running, ids)))
+        return ids, result
+
+    ids, result = asyncio.run(main())
+
+    assert len(ids) == 2
+    assert isinstance(result, RewardError)
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from rollmill.config.reward import RewardConfig\n"
+        "from rollmill.rewards.judge import Judge\n"
+        "from rollmill.sample import Sample\n"
+        "async def main():\n"
+        "    config = RewardConfig(type='math')\n"
+        f"    async with Judge(config, seed=0, base_dir=Path({str(HERE)!r})) as j:\n"
+        "        print(j.worker_process_ids()[0], flush=True)\n"
+        "        name = 'reward_functions.py:hangs'\n"
+        "        await j.judge(Sample([1], response='hang', reward_function=name))\n"
+        "asyncio.run(main())\n"
+    )
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    worker = int(run.stdout.readline())
+
+    async def check() -> None:
+        await until(lambda: len(children_of(worker)) == 1)
+        processes = [worker, *children_of(worker)]
+        run.kill()
+        await until(lambda: not any(map(is_running, processes)))
+
+    asyncio.run(check())
+    run.wait()
+
+
+def test_workers_do_not_import_torch(with_judge: Any, tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text(
+        "import sys\ndef reward(sample):\n    return float('torch' in sys.modules)\n"
+    )
+    sample = answer("x", reward_function=f"{tmp_path}/looks.py:reward")
+
+    outcome = with_judge(lambda judge: judge.judge(sample), type="math")
+
+    assert outcome.reward == 0.0
+
+
+def test_a_function_that_does_not_fit_stops_the_start() -> None:
+    async def main() -> None:
+        config = RewardConfig(function="reward_functions.py:two_parameters")
+        async with Judge(config, seed=0, base_dir=HERE):
+            pass
+
+    with pytest.raises(HookError) as caught:
+        asyncio.run(main())
+    assert "sample: RewardInput" in str(caught.value)
+    assert "(response: str, label: str)" in str(caught.value)
+
+
+def test_an_unknown_type_stops_the_start_with_the_nearest_name() -> None:
+    async def main() -> None:
+        async with Judge(RewardConfig(type="boxed_maths"), seed=0, base_dir=HERE):
+            pass
+
+    with pytest.raises(RewardError, match="boxed_math"):
+        asyncio.run(main())
+
+
+def test_an_unknown_setting_of_a_type_stops_the_start() -> None:
+    async def main() -> None:
+        config = RewardConfig(type="math", params={"require_bax": True})
+        async with Judge(config, seed=0, base_dir=HERE):
+            pass
+
+    with pytest.raises(RewardError, match="require_box"):
+        asyncio.run(main())
