@@ -57,7 +57,8 @@ class HookSignature:
         signature = inspect.signature(example)
         returns = signature.return_annotation
         shown = "None" if returns is inspect.Signature.empty else _annotation(returns)
-        return cls(tuple(str(p) for p in signature.parameters.values()), shown, kind)
+        parameters = tuple(_unquoted(str(p)) for p in signature.parameters.values())
+        return cls(parameters, shown, kind)
 
 
 def load_hook(
@@ -129,8 +130,12 @@ def is_coroutine_hook(hook: Callable[..., Any]) -> bool:
 
 
 def _shown(signature: inspect.Signature) -> str:
+    return _unquoted(str(signature))
+
+
+def _unquoted(signature: str) -> str:
     """A signature without the quotes that postponed annotations have."""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature))
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
 
 
 def _annotation(annotation: Any) -> str:

@@ -12,23 +12,30 @@ import torch
 from embedded_helpers import SMALL, make_model, plain_logits
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    Cohere2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
     GptOssConfig,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 
 from rollmill.config.engine import EmbeddedEngineConfig
+from rollmill.engine.embedded.attention import rows_attention
 from rollmill.engine.embedded.model import ModelRunner
 from rollmill.engine.embedded.sampler import Sampler
 from rollmill.engine.embedded.sampling import SamplingParams
 from rollmill.engine.embedded.scheduler import Scheduler
 from rollmill.engine.embedded.sequence import LogprobRequest, Sequence
-from rollmill.errors import ModelError
+from rollmill.errors import ConfigError, ModelError
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**SMALL),
@@ -50,6 +57,26 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=10,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=512, eos_token_id=1
+    ),
+    "phi3_sliding": lambda: Phi3Config(**SMALL, sliding_window=9),
+    "cohere2_sliding": lambda: Cohere2Config(**SMALL, sliding_window=9),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **{name: value for name, value in SMALL.items() if name != "head_dim"}
+        | {"num_key_value_heads": 4, "tie_word_embeddings": False},
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=16,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        first_k_dense_replace=1,
     ),
 }
 
@@ -203,3 +230,34 @@ def test_missing_weights_are_a_model_error(llama_folder: Path, tmp_path: Path) -
     model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ModelError, match=r"model\.norm\.weight"):
         Bench(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2),
+        BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+    ],
+    ids=["no attention", "biased attention"],
+)
+def test_models_that_it_cannot_run_are_refused(config: Any, tmp_path: Path) -> None:
+    make_model(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="SGLang"):
+        Bench(tmp_path)
+
+
+def test_a_model_that_it_gets_wrong_is_refused(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        kwargs["scaling"] *= 1.5
+        return rows_attention(*args, **kwargs)
+
+    monkeypatch.setattr("rollmill.engine.embedded.attention.rows_attention", wrong)
+    with pytest.raises(ModelError, match="other log-probs"):
+        Bench(llama_folder)
+
+
+def test_a_useless_cache_size_is_a_config_error(llama_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="max_total_tokens"):
+        Bench(llama_folder, max_total_tokens=100)

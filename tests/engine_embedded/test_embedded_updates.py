@@ -107,6 +107,29 @@ def test_update_with_requests_in_flight_shows_in_spans(
     asyncio.run(run())
 
 
+def test_what_old_weights_computed_is_never_used_again(
+    llama_folder: Path, other_weights: Path
+) -> None:
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            await post(client, "/slow_down", {"forward_sleep_time": 0.003})
+            task = asyncio.ensure_future(greedy(client, 60))
+            await until_running(client, 1)
+            await until_steps(client, 20)
+            await post(client, "/update_weights_from_disk", {"model_path": str(other_weights)})
+            answer = await task
+            turn = PROMPT + answer["output_ids"] + [5]
+            body = {"input_ids": turn, "sampling_params": GREEDY, "return_logprob": True}
+            after = await post(client, "/generate", body)
+        assert after["meta_info"]["cached_tokens"] == 0
+        model = AutoModelForCausalLM.from_pretrained(other_weights).eval()
+        expected = plain_logprobs(model, turn + after["output_ids"])[len(turn) - 1 :]
+        found = [lp for lp, _, _ in after["meta_info"]["output_token_logprobs"]]
+        assert found == pytest.approx(expected, abs=1e-4)
+
+    asyncio.run(run())
+
+
 def break_missing(folder: Path) -> None:
     shutil.rmtree(folder)
 

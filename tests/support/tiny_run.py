@@ -14,15 +14,18 @@ import yaml
 from support.tiny import CONTEXT_LENGTH, MAX_NEW_TOKENS, make_tiny_model, write_task_files
 
 
-def write_tiny_run(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+def write_tiny_run(
+    folder: Path, *, seed: int = 0, model_size: tuple[int, int] = (96, 3), **changes: Any
+) -> Path:
     """Model (not warm-started), task files and `config.yaml` in `folder`; the config's path.
 
     Args:
         folder: created when missing.
         seed: of model, data and run.
+        model_size: hidden size and layers.
         changes: `section__field=value` over the defaults below.
     """
-    model = make_tiny_model(folder / "model", seed)
+    model = make_tiny_model(folder / "model", seed, hidden_size=model_size[0], layers=model_size[1])
     write_task_files(folder / "task", seed)
     values: dict[str, Any] = {
         "run": {"dir": str(folder / "run"), "num_steps": 60, "seed": seed, "save_every": 0},

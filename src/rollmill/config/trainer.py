@@ -120,7 +120,7 @@ class TrainerConfig(Section):
     global_batch_size: int | None = Field(None, ge=1)
     """Attempts per optimizer step; must divide batch_size × n_samples_per_prompt. Null makes
     the whole batch one step."""
-    max_tokens_per_micro_batch: int = Field(4096, ge=1)
+    max_tokens_per_micro_batch: int = Field(2048, ge=1)
     """Padded or packed tokens in one forward pass; a longer sample goes alone."""
     layout: Literal["auto", "padded", "tree"] = "auto"
     """How answers share a forward pass: padded rows, or one prefix tree per prompt that computes

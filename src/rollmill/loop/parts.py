@@ -77,7 +77,7 @@ def open_policy(config: Config) -> Policy:
         ModelError: they are missing or unusable.
         ConfigError: the context length is more than the model has.
     """
-    folder = resolve_model(config.model.path)
+    folder = resolve_model(config.model.path, needs_tokenizer=config.model.tokenizer is None)
     tokenizer = load_tokenizer(
         config.model.tokenizer or folder, trust_remote_code=config.model.trust_remote_code
     )

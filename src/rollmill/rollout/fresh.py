@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from rollmill.rollout.generate import mask_older_than
+from rollmill.rollout.seeds import NUM_SIBLINGS_KEY
 from rollmill.sample import Group, Sample, Status
 
 
@@ -15,8 +16,10 @@ def is_done(sample: Sample) -> bool:
 
 
 def start_afresh(sample: Sample) -> None:
-    """Back to the prompt: nothing generated, judged or marked; the metadata stays."""
+    """Back to the prompt: nothing generated, judged or marked; what user code put into the metadata
+    stays."""
     sample.restart()
+    sample.metadata.pop(NUM_SIBLINGS_KEY, None)
     sample.in_loss = True
     sample.teacher_log_probs = None
     sample.routed_experts = None

@@ -20,7 +20,7 @@ from rollmill.config.sampling import SamplingConfig
 from rollmill.data.template import Tokenizer
 from rollmill.engine.types import FinishReason, GenerateResult
 from rollmill.rollout.gate import Gate, GateClosed
-from rollmill.rollout.seeds import call_seed
+from rollmill.rollout.seeds import NUM_SIBLINGS_KEY, SIBLING_KEY, call_seed
 from rollmill.rollout.usage import Usage
 from rollmill.sample import EngineCounters, Sample, Segment, Status
 
@@ -162,8 +162,12 @@ class GenerateContext:
 
     def sibling(self, sample: Sample) -> Sample:
         """A new sample of the same attempt (fan-out): same prompt, nothing generated."""
+        number = sample.metadata.get(NUM_SIBLINGS_KEY, 0) + 1
+        sample.metadata[NUM_SIBLINGS_KEY] = number
         twin = copy.copy(sample)
         twin.metadata = copy.deepcopy(sample.metadata)
+        del twin.metadata[NUM_SIBLINGS_KEY]
+        twin.metadata[SIBLING_KEY] = f"{sample.metadata.get(SIBLING_KEY, '')}.{number}"
         twin.restart()
         twin.index = self.new_index()
         return twin

@@ -173,6 +173,10 @@ class TorchTrainer:
         )
         self._ranks.wait()
 
+    def parameters(self) -> list[torch.Tensor]:
+        """The master weights, detached; for callers in the same process (not through a wire)."""
+        return [parameter.detach() for parameter in self._policy.model.parameters()]
+
     def close(self) -> None:
         """Leave the group of ranks."""
         self._ranks.close()

@@ -29,11 +29,13 @@ def read_checkpoint(path: str, model: Any) -> dict[str, torch.Tensor]:
     Raises:
         ModelError: the folder, a file, a weight is missing or has the wrong shape.
     """
-    wanted = {name: tensor.shape for name, tensor in own_weights(model).items()}
-    found = _read_files(_weight_files(Path(path)))
-    if _is_complete(found, wanted, _tied_names(model)):
-        return {name: found[name] for name in wanted}
-    return _read_by_transformers(path, model, wanted)
+    own = own_weights(model)
+    wanted = {name: tensor.shape for name, tensor in own.items()}
+    found: Mapping[str, torch.Tensor] = _read_files(_weight_files(Path(path)))
+    if not _is_complete(found, wanted, _tied_names(model)):
+        found = _read_by_transformers(path, model, wanted)
+    # Copied, and so really read: what is mapped only would be read during the engine's pause.
+    return {name: found[name].to(tensor.dtype, copy=True) for name, tensor in own.items()}
 
 
 def own_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -43,11 +45,28 @@ def own_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def replace_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy checked weights into the model."""
-    own = model.state_dict()
+    """Put checked weights into the model; the model may keep the tensors themselves.
+
+    Must not be called while the model runs.
+    """
+    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in weights.items():
-            own[name].copy_(tensor)
+            own = parameters.get(name, buffers.get(name))
+            if isinstance(own, torch.nn.Parameter) and _is_alike(own, tensor):
+                own.data = tensor  # no copy: the engine's pause stays short
+            elif own is not None:
+                own.copy_(tensor)
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.device == other.device
+        and other.is_contiguous()
+        and not other.is_inference()
+    )
 
 
 def checksums(model: Any) -> dict[str, str]:

@@ -31,7 +31,7 @@ async def abort_request(request: web.Request) -> web.Response:
     message = field_of(body, "abort_message", str, None)
     if field_of(body, "abort_all", bool, False):
         state.engine.abort(lambda _: True, message)
-    elif rid in state.in_flight:
+    elif rid and rid in state.in_flight:
         state.engine.abort(lambda s: s.rid.startswith(rid), message)
     return web.Response()
 

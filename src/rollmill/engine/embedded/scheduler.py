@@ -85,7 +85,8 @@ class Scheduler:
         self.running.remove(sequence)
         context = np.asarray(sequence.context(), dtype=np.int32)
         block = self._new_block_number()
-        is_saved = self.limits.holds_prefixes and self.prefixes.add(block, context)
+        may_save = self.limits.holds_prefixes and not sequence.has_stale_kv
+        is_saved = may_save and self.prefixes.add(block, context)
         saved_as = block if is_saved else None
         self._dropped_rows.append(DroppedRow(sequence, saved_as, len(context)))
 
@@ -100,7 +101,12 @@ class Scheduler:
         self._requeue(started)
 
     def forget_prefixes(self) -> None:
-        """Drop held prefixes and restart prefills: the weights that computed them are gone."""
+        """Drop held prefixes and restart prefills: the weights that computed them are gone.
+
+        Running sequences go on with what they have, but nobody else may use it.
+        """
+        for sequence in self.running:
+            sequence.has_stale_kv = True
         self._dropped_blocks.extend(self.prefixes.clear())
         unfinished = [fill.sequence for fill in self.fills]
         for fill in list(self.fills):
@@ -219,6 +225,7 @@ class Scheduler:
                 return _Blocked.NO_ROOM
         if sequence.cached_tokens is None:
             sequence.cached_tokens = shared
+        sequence.has_stale_kv = False
         if is_held:
             self.running.append(sequence)
             return Admission(sequence, source)

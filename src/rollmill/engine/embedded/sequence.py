@@ -77,6 +77,8 @@ class Sequence:
     """Whether its reader wants to hear of every token, not of the end alone."""
     cached_tokens: int | None = None
     num_retractions: int = 0
+    has_stale_kv: bool = False
+    """Whether part of its KV is of weights that have been replaced since."""
     finish_reason: dict[str, Any] | None = None
     stop_text: str | None = None
     """The stop string that ended it, when one did."""
