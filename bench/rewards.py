@@ -144,11 +144,11 @@ class Watch:
         last_look = 0.0
         while True:
             before, processor_before = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(0)
-            self.longest = max(self.longest, time.perf_counter() - before)
-            used = time.thread_time() - processor_before
-            self.longest_processor = max(self.longest_processor, used)
             await asyncio.sleep(0.001)
+            late = time.perf_counter() - before - 0.001
+            used = time.thread_time() - processor_before
+            self.longest = max(self.longest, late)
+            self.longest_processor = max(self.longest_processor, min(late, used))
             if before - last_look > 1.0:
                 last_look = before
                 self.memory_mb = max(

@@ -160,6 +160,8 @@ def test_scores_are_the_last_input_log_probs() -> None:
     entries = [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
     raw = orjson.dumps(answer([], input_token_logprobs=entries))
     assert parse_score(raw, int_array([6, 7]), where="here").tolist() == [-1.0, -2.0]
+    masked = orjson.dumps(answer([], input_token_logprobs=[[-1.0, 6, None], [-2.0, 0, None]]))
+    assert parse_score(masked, int_array([6, 63]), where="here").tolist() == [-1.0, -2.0]
     with pytest.raises(MalformedAnswer, match="no log-prob"):
         parse_score(raw, int_array([5, 6, 7]), where="here")
     with pytest.raises(MalformedAnswer, match="too few"):

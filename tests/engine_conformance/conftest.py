@@ -108,7 +108,7 @@ def run(target: Target) -> Run:
                 finally:
                     await client.resume()
                     await client.abort_all()
-                    await client.flush_cache()
+                    await client.flush_cache(wait_s=60)
 
         asyncio.run(main())
 

@@ -75,7 +75,7 @@ def test_a_cancelled_call_leaves_the_engine_idle(run: Any) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close()  # the abort has been sent
-        await client.flush_cache()  # waits until the engine is idle
+        await client.flush_cache(wait_s=30)  # until the engine is idle
         assert sum(load.num_running_reqs for load in await client.loads()) == 0
 
     run(body)

@@ -80,6 +80,18 @@ def test_chat_renders_the_template(llama_folder: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_chat_without_limit_gets_the_room_there_is(llama_folder: Path) -> None:
+    async def run() -> None:
+        for settings, most in (({}, 494), ({"max_total_tokens": 300}, 110)):
+            async with serving(llama_folder, **settings) as client:
+                body = {"messages": MESSAGES, "ignore_eos": True}
+                usage = (await post(client, "/v1/chat/completions", body))["usage"]
+                assert usage["prompt_tokens"] == 18
+                assert usage["completion_tokens"] == most
+
+    asyncio.run(run())
+
+
 def test_streamed_pieces_join_to_the_whole_answer(llama_folder: Path) -> None:
     async def run() -> None:
         async with serving(llama_folder) as client:

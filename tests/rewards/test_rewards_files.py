@@ -37,6 +37,7 @@ def graded(path: Path) -> list[dict[str, Any]]:
 
 
 def test_each_row_gets_one_line_in_order(tmp_path: Path) -> None:
+    huge = "1" + "0" * 5000
     source = write(
         tmp_path / "in.jsonl",
         {"type": "math", "response": r"\boxed{5}", "label": "5"},
@@ -46,7 +47,7 @@ def test_each_row_gets_one_line_in_order(tmp_path: Path) -> None:
         {"type": "gpqa", "response": "The answer is B.", "label": 1, "choices": ["x", "y"]},
         {"type": "maths", "response": "x", "label": "x"},
         {"type": "math", "label": "x"},
-        '{"type": "math", "response": "\\\\boxed{1%s}", "label": 1%s}' % ("0" * 5000, "0" * 5000),
+        f'{{"type": "math", "response": "\\\\boxed{{{huge}}}", "label": {huge}}}',
     )
     out = tmp_path / "out.jsonl"
 
@@ -67,7 +68,7 @@ def test_each_row_gets_one_line_in_order(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no.jsonl"):
+    with pytest.raises(DataError, match=r"no\.jsonl"):
         grade_jsonl(tmp_path / "no.jsonl", None, RewardConfig())
 
 
@@ -118,7 +119,7 @@ def test_a_reward_that_gives_everything_full_marks_is_caught(tmp_path: Path) -> 
 
     report = check_rewards(rows, RewardConfig(function="lax.py:reward"), base_dir=tmp_path)
 
-    assert [finding.label for finding in report.corrupted_passes] == ["6"]
+    assert {finding.label for finding in report.corrupted_passes} == {"6"}
 
 
 def test_what_cannot_be_checked_is_said(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def serve(handler: Handler, samples: list[Sample], **params: Any) -> list[Outcom
     async def main() -> list[Outcome]:
         app = web.Application()
         app.router.add_post("/judge", handler)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

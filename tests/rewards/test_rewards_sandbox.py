@@ -169,7 +169,8 @@ def test_other_processes_cannot_be_seen_or_killed() -> None:
 def test_there_are_no_privileges_to_be_had() -> None:
     program = (
         "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
-        "print(os.getuid() != 0, libc.unshare(0x10000000), libc.mount(b'x', b'/tmp', b'tmpfs', 0, 0))"
+        "mounted = libc.mount(b'x', b'/tmp', b'tmpfs', 0, 0)\n"
+        "print(os.getuid() != 0, libc.unshare(0x10000000), mounted)"
     )
 
     assert run(program)[0].stdout == "True -1 -1\n"

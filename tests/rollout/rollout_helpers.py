@@ -71,7 +71,7 @@ class LengthJudge:
 
 def make_source(num_prompts: int = 64, n: int = 2, **options: Any) -> PromptSource:
     rows = [
-        PromptRow(int_array([100 + i, 7, 8]), f"prompt {i}", f"label {i}", {"row": i})
+        PromptRow(f"prompt {i}", int_array([100 + i, 7, 8]), f"label {i}", {"row": i})
         for i in range(num_prompts)
     ]
     dataset = Dataset((Part("made up", tuple(rows)),))
@@ -184,3 +184,9 @@ def run(main: Callable[[], Any], limit_s: float = 30.0) -> Any:
         return result
 
     return asyncio.run(limited())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything else run, turn by turn, until the condition holds."""
+    while not condition():  # noqa: ASYNC110 - there is no event for what tests look at
+        await asyncio.sleep(0)

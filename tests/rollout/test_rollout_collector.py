@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollmill.errors import RolloutError
 from rollmill.filters import KEEP, Verdict
-from rollmill.rollout.collector import Collector, CollectLimits, Decision
+from rollmill.rollout.collector import CollectLimits, Collector, Decision
 from rollmill.sample import Group
 
 LIMITS = CollectLimits(
@@ -33,6 +34,16 @@ def submit(collector: Collector) -> int:
     number = collector.num_to_submit()
     collector.submitted(number)
     return number
+
+
+def feed(collector: Collector, verdicts: Iterable[Verdict | str]) -> None:
+    """Submit what is asked for and let one group after the other end; text is a failure."""
+    for number, verdict in enumerate(verdicts):
+        submit(collector)
+        if isinstance(verdict, str):
+            collector.failed_group(group(number), verdict)
+        else:
+            collector.finished(group(number), verdict)
 
 
 def check_balance(collector: Collector) -> None:
@@ -70,27 +81,21 @@ def test_ready_groups_count_towards_the_batch_and_need_no_submission() -> None:
 def test_a_filter_that_rejects_everything_ends_with_its_name_and_the_reasons() -> None:
     collector = Collector(replace(LIMITS, max_consecutive_rejections=6))
     with pytest.raises(RolloutError) as caught:
-        for number in range(100):
-            submit(collector)
-            collector.finished(group(number), NO if number % 3 else Verdict(False, "too_long"))
+        feed(collector, [NO if number % 3 else Verdict(False, "too_long") for number in range(100)])
     assert "nonzero_std rejected 6 groups in a row" in str(caught.value)
     assert "4 × zero_std, 2 × too_long; accepted so far: 0 of 4" in str(caught.value)
 
 
 def test_one_kept_group_starts_the_count_of_rejections_anew() -> None:
     collector = Collector(replace(LIMITS, max_consecutive_rejections=3))
-    for number, verdict in enumerate([NO, NO, KEEP, NO, NO, KEEP]):
-        submit(collector)
-        collector.finished(group(number), verdict)
+    feed(collector, [NO, NO, KEEP, NO, NO, KEEP])
     assert len(collector.accepted) == 2
 
 
 def test_refills_are_limited_though_some_groups_pass() -> None:
     collector = Collector(replace(LIMITS, target=50, submit_size=50, max_refills=3))
     with pytest.raises(RolloutError, match="3 refills did not fill the batch"):
-        for number in range(1000):
-            submit(collector)
-            collector.finished(group(number), KEEP if number % 20 == 0 else NO)
+        feed(collector, [KEEP if number % 20 == 0 else NO for number in range(1000)])
 
 
 @pytest.mark.parametrize("limit", ["max_consecutive_rejections", "max_refills"])
@@ -111,9 +116,7 @@ def test_when_short_keep_fills_the_batch_with_the_oldest_rejected_groups(limit: 
 def test_too_many_failures_end_with_the_reasons_counted() -> None:
     collector = Collector(LIMITS)
     with pytest.raises(RolloutError) as caught:
-        for number in range(100):
-            submit(collector)
-            collector.failed_group(group(number), "engine down")
+        feed(collector, ["engine down"] * 100)
     assert "8 of the last 8 groups failed" in str(caught.value)
     assert "8 × engine down" in str(caught.value)
 
@@ -157,7 +160,7 @@ def test_books_balance_after_every_event_and_batches_are_exact(
     )
     collector = Collector(limits)
     number = 0
-    for number in range(ready):  # noqa: B007
+    for number in range(ready):
         collector.offer_ready(group(number))
         check_balance(collector)
     seen: list[int] = list(range(ready))

@@ -1,9 +1,9 @@
-"""Runs made up from a seed, written with the run's own writers: for the viewer's tests and pictures.
+"""Runs made up from a seed, written with the run's own writers: for tests and pictures.
 
 A made-up model learns to multiply: its answers get right more often, and shorter, as steps go by.
-Every fourth answer calls a calculator, so it has a segment that the environment wrote and two weight
-versions. Everything a run writes is there: configuration, metrics, samples, what the trainer made of
-them, evaluations, the ledger, a trace and a tokenizer.
+Every fourth answer calls a calculator, so it has a segment that the environment wrote and two
+weight versions. Everything a run writes is there: configuration, metrics, samples, what the trainer
+made of them, evaluations, the ledger, a trace and a tokenizer.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ class _Maker:
         is_right = self.random.random() < self.skill(step)
         pieces = self._answer(step, a, b, thing, is_right)
         is_cut = not is_right and self.random.random() < 0.35
-        segments = [self._segment(text, source, step) for text, source in pieces]
-        if not is_cut:
-            segments.append(self._segment(END, "engine", step))
+        closed = pieces if is_cut else [*pieces[:-1], (pieces[-1][0] + END, "engine")]
+        segments = [self._segment(text, source, step) for text, source in closed]
         response = "".join(text for text, _ in pieces)
         self.index += 1
         return Sample(
@@ -254,6 +253,7 @@ class _Maker:
         self, step: int, samples: Sequence[Sample], rejected: Sequence[Sample]
     ) -> dict[str, float]:
         rewards = np.array([float(s.reward or 0) for s in samples])
+        by_group = rewards.reshape(-1, self.shape.num_answers)
         lengths = np.array([s.response_length for s in samples])
         lost = float(sum(s.response_length for s in rejected))
         noise = self.random.standard_normal(8)
@@ -271,7 +271,7 @@ class _Maker:
             "rollout/response_length_mean": float(lengths.mean()),
             "rollout/response_length_max": float(lengths.max()),
             "rollout/truncated": float(np.mean([s.status is Status.TRUNCATED for s in samples])),
-            "rollout/zero_std_groups": 0.1 + 0.3 * abs(self.skill(step) - 0.5),
+            "rollout/zero_std_groups": float(np.mean(np.ptp(by_group, axis=1) == 0)),
             "rollout/generated_tokens": float(lengths.sum()) + lost,
             "rollout/wasted_tokens": lost,
             "rollout/wasted_tokens/rejected": lost,

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trainer_testkit import (
+    ARGUMENTS,
+    first_gradients,
+    learner,
+    make_group,
+    mixed_groups,
+    tiny_llama,
+)
 
-from conftest import ARGUMENTS, first_gradients, learner, make_group, mixed_groups, tiny_llama
 from rollmill.config.trainer import OptimizerConfig
 from rollmill.errors import TrainerError
 from rollmill.sample import Group, Sample, Segment, Status
@@ -27,6 +34,7 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"advantage": "reinforce_plus_plus", "importance_correction": "mask"},
     {"kl_coef": 0.1, "entropy_coef": 0.01, "kl_estimator": "unbiased"},
     {"kl_coef": 0.1, "kl_placement": "reward", "advantage": "rloo"},
+    {"advantage": "ppo", "gae_lambda": 0.9},
 ]
 
 

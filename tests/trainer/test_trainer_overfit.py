@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trainer_testkit import tiny_llama
 
-from conftest import tiny_llama
 from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.trainer.algorithm import find_algorithm

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, tiny_llama, tiny_qwen3
 from torch import Tensor
+from trainer_testkit import VOCAB, tiny_llama, tiny_qwen3
 from transformers import (
     CohereConfig,
     CohereForCausalLM,

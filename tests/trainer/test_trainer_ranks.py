@@ -13,8 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from trainer_testkit import (
+    ARGUMENTS,
+    first_gradients,
+    learner,
+    make_group,
+    mixed_groups,
+    tiny_llama,
+)
 
-from conftest import ARGUMENTS, first_gradients, learner, make_group, mixed_groups, tiny_llama
 from rollmill.config.trainer import TrainerConfig
 from rollmill.sample import Group
 from rollmill.sample_codec import encode_group, encode_sample
@@ -34,6 +41,9 @@ CASES: list[dict[str, Any]] = [
             "aggregation": "per_token",
         },
         "reference": True,
+    },
+    {
+        "algorithm": {"advantage": "ppo", "gae_lambda": 0.9},
     },
 ]
 

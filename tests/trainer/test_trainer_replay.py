@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from trainer_testkit import make_group, tiny_llama
 
-from conftest import make_group, tiny_llama
 from rollmill.config.trainer import TrainerConfig
 from rollmill.errors import DataError
 from rollmill.sample_codec import encode_group, row_schema, sample_to_row

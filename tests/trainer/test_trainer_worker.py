@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from conftest import make_group, tiny_llama, tiny_qwen3
 from safetensors import safe_open
+from trainer_testkit import make_group, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM
 
 from rollmill.config.trainer import TrainerConfig

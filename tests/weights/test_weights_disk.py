@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,19 @@ def test_what_a_killed_run_left_is_removed_and_other_runs_are_left_alone(tmp_pat
         await other.sync(trainer, pool, 7)
         await transport(tmp_path).sync(trainer, pool, 9)
         assert folders(tmp_path) == ["version_00000007", "version_00000009"]
+
+    run(tmp_path, body)
+
+
+def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    async def body(engine: ScriptedEngine, pool: EnginePool, trainer: FolderTrainer) -> None:
+        sync = transport(tmp_path)
+        await sync.sync(trainer, pool, 1)
+        (folder,) = (tmp_path / "shared").iterdir()
+        shutil.rmtree(folder)
+        await sync.sync(trainer, pool, 2)
+        assert folders(tmp_path) == ["version_00000002"]
+        assert folder.stat().st_mode & 0o777 == 0o700
 
     run(tmp_path, body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,6 +27,22 @@ class RunConfig(Section):
     """Go on from the newest checkpoint in the run folder."""
 
 
+class WandbConfig(Section):
+    """Weights & Biases; needs `pip install "rollmill[wandb]"`."""
+
+    mode: Literal["off", "offline", "online"] = "off"
+    """`offline` keeps everything in the run folder (`wandb sync` sends it later); `online` sends it
+    while the run goes on."""
+    project: str = Field("rollmill", min_length=1)
+    """The project there."""
+    entity: str | None = None
+    """The account or team; None is the logged-in account's own."""
+    name: str | None = None
+    """The run's name there; None is the name of the run folder."""
+    tags: tuple[str, ...] = ()
+    """Labels to find the run by."""
+
+
 class TelemetryConfig(Section):
     """What is recorded besides `metrics.jsonl`."""
 
@@ -35,3 +52,11 @@ class TelemetryConfig(Section):
     """Live view in the terminal (plain lines when it is not a terminal)."""
     num_printed_samples: int = Field(0, ge=0)
     """Sample answers printed per evaluation."""
+    trace: bool = True
+    """Write where the time goes to `trace/step_NNNNNN.json` (for `rollmill view` and Perfetto)."""
+    tensorboard: bool = False
+    """Write the figures to `tensorboard/` too; needs `pip install "rollmill[tensorboard]"`."""
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+    prometheus_port: int | None = Field(None, ge=0, le=65535)
+    """Serve the newest figures at http://127.0.0.1:PORT/metrics for Prometheus; None: do not."""

@@ -15,8 +15,8 @@ class AlgorithmConfig(Section):
 
     advantage: str = "grpo"
     """Advantage estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`,
-    `reinforce_plus_plus_baseline`, `none`, or your `module:function`. (`gspo` and `cispo` use
-    GRPO's estimator and are names for it.)"""
+    `reinforce_plus_plus_baseline`, `ppo` (with a critic), `none`, or your `module:function`.
+    (`gspo` and `cispo` use GRPO's estimator and are names for it.)"""
     loss: str = "ppo_clip"
     """Policy loss: `ppo_clip`, `gspo`, `cispo`, `policy_gradient`, `sft`, or your
     `module:function`."""
@@ -29,7 +29,9 @@ class AlgorithmConfig(Section):
     normalize_std: bool = True
     """GRPO: divide by the group's standard deviation."""
     gamma: float = Field(1.0, gt=0, le=1)
-    """REINFORCE++: discount per trainable token."""
+    """REINFORCE++ and PPO: discount per trainable token."""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """PPO: how far generalized advantage estimation looks ahead; 1 trusts returns, 0 the critic."""
     clip_low: float = Field(0.2, gt=0)
     """Ratio below 1 - clip_low is clipped (PPO, GSPO, CISPO)."""
     clip_high: float = Field(0.28, gt=0)
@@ -106,6 +108,17 @@ class OptimizerConfig(Section):
     """Largest global gradient norm."""
 
 
+class CriticConfig(Section):
+    """The value model of the `ppo` estimator; unused otherwise."""
+
+    model: str | None = None
+    """Folder of the model it starts from; null takes the policy's starting weights."""
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate, constant."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """A value moves at most this far from the old one per step; null is off."""
+
+
 class TrainerConfig(Section):
     """How the batch is worked through."""
 
@@ -135,3 +148,5 @@ class TrainerConfig(Section):
     """Advantage and loss."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of the `ppo` estimator."""

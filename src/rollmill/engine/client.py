@@ -238,10 +238,15 @@ class EngineClient:
         """Take the named parts of device memory again."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)})
 
-    async def flush_cache(self, *, timeout_s: float = CONTROL_TIMEOUT_S) -> None:
-        """Forget cached prefixes; waits until no request is running."""
-        path = f"/flush_cache?timeout={timeout_s:g}"
-        await self._http.call("POST", path, timeout_s=timeout_s + CONTROL_TIMEOUT_S)
+    async def flush_cache(self, *, wait_s: float | None = None) -> None:
+        """Forget cached prefixes.
+
+        Args:
+            wait_s: wait this long until no request is left, queued ones included; None flushes
+                at once, which needs an engine that is idle or paused with `retract`.
+        """
+        path = "/flush_cache" if wait_s is None else f"/flush_cache?timeout={wait_s:g}"
+        await self._http.call("POST", path, timeout_s=CONTROL_TIMEOUT_S + (wait_s or 0.0))
 
     async def health(self, *, timeout_s: float) -> None:
         """Return when the engine answers and can generate.

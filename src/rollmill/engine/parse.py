@@ -135,7 +135,10 @@ def parse_score(body: bytes, token_ids: IntArray, *, where: str) -> FloatArray:
             expected="a number for every token after the first",
             found="null",
         )
-    return _log_probs([(entry[0] or 0.0, entry[1], None) for entry in wanted], token_ids, where)
+    # SGLang writes 0 for the last id of the vocabulary here (it takes it for image padding).
+    ids = [entry[1] or token for entry, token in zip(wanted, token_ids.tolist(), strict=True)]
+    _check_same_tokens(ids, token_ids, where)
+    return _checked_log_probs([entry[0] or 0.0 for entry in wanted], where)
 
 
 def parse_version(text: str, *, allow_initial: bool, where: str) -> int:

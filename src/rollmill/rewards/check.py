@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmill.config.reward import RewardConfig
-from rollmill.rewards.functions import is_function_path
 from rollmill.rewards.graders.base import GradingError, label_texts
 from rollmill.rewards.graders.gpqa import options_of, right_letter
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.judge import Judge
 from rollmill.rewards.outcome import PRIMARY_PARTS, Outcome, OutcomeKind
-from rollmill.rewards.registry import BOXED, base_type, is_type
+from rollmill.rewards.registry import BOXED, base_type
 from rollmill.sample import Reward
 
 _WINDOW = 1024
@@ -204,8 +203,6 @@ def _answers(kind: str, row: LabelledRow) -> tuple[list[str], list[str]]:
         labels = label_texts(row.label)
     except GradingError:
         return [""], []
-    if is_function_path(kind) or not is_type(kind):
-        return labels[:1], []
     return labels, [wrong for wrong in corrupted(labels[0]) if wrong not in labels]
 
 

@@ -52,6 +52,8 @@ class Judge:
         self._config = config
         self._pool: WorkerPool | None = None
         self._remote: _Remote | None = None
+        self._is_started = False
+        self._starting = asyncio.Lock()
         self._setup = Setup(
             config=config.model_dump_json(),
             base_dir=str(base_dir.resolve()),
@@ -66,13 +68,27 @@ class Judge:
             RollmillError: a reward does not exist, or cannot be loaded (HookError).
         """
         check_names(self._config)
-        if any(base_type(name) == REMOTE for name in reward_names(self._config)):
+        names = reward_names(self._config)
+        if any(base_type(name) == REMOTE for name in names):
             self._remote_client()
-        self._pool = WorkerPool(self._setup, self._config.num_workers)
-        await self._pool.start()
+        self._is_started = True
+        if self._setup.graders or not names:
+            await self._started_pool()
+
+    async def _started_pool(self) -> WorkerPool:
+        """The pool; a run that is judged by a server alone starts none until a row needs it."""
+        if not self._is_started:
+            raise RewardError("the judge is not running", fix="use `async with Judge(…)`")
+        async with self._starting:
+            if self._pool is None:
+                pool = WorkerPool(self._setup, self._config.num_workers)
+                await pool.start()
+                self._pool = pool
+        return self._pool
 
     async def close(self) -> None:
         """Stop the workers. Calls that still wait get a RewardError."""
+        self._is_started = False
         if self._pool is not None:
             await self._pool.close()
         if self._remote is not None:
@@ -140,9 +156,8 @@ class Judge:
         return (await self._submit(Task(name, [item])))[0]
 
     async def _submit(self, task: Task) -> list[Outcome]:
-        if self._pool is None:
-            raise RewardError("the judge was not started", fix="use `async with Judge(…)`")
-        return await self._pool.submit(task)
+        pool = self._pool if self._pool is not None else await self._started_pool()
+        return await pool.submit(task)
 
     def _remote_client(self) -> _Remote:
         if self._remote is None:

@@ -37,9 +37,12 @@ from rollmill.rewards.protocol import (
     encode,
     framed,
 )
+from rollmill.rewards.registry import base_type
 
 READ_BYTES = 1 << 18
 MAX_FAILED_STARTS = 3
+MATHEMATICAL = ("math", "deepscaler", "dapo")
+"""Types that use the mathematics library. Without any set type, rows may ask for them."""
 
 
 def main() -> None:
@@ -254,7 +257,8 @@ class Worker:
 
 def _warm_up(setup: Setup) -> None:
     """Import what graders need before forking, so that successors start at once."""
-    if not setup.graders or any("math" in name or "d" in name for name in setup.graders):
+    types = {base_type(name) for name in setup.graders}
+    if not types or types.intersection(MATHEMATICAL):
         importlib.import_module("rollmill.rewards.mathematics.symbolic")
 
 

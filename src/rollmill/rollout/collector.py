@@ -172,7 +172,7 @@ class Collector:
         rest = [group for group in self.accepted if id(group) not in kept_ids]
         self.accepted = [group for group in self.accepted if id(group) in kept_ids]
         if reject_rest is None:
-            self.surplus += rest
+            self.surplus = [*self.surplus, *rest]
             return
         self.rejected += [(group, reject_rest) for group in rest]
         self.reasons[reject_rest] += len(rest)

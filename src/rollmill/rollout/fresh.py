@@ -15,31 +15,26 @@ def is_done(sample: Sample) -> bool:
     return sample.status is Status.FAILED or (sample.status.is_finished and is_judged)
 
 
-def start_afresh(sample: Sample) -> None:
-    """Back to the prompt: nothing generated, judged or marked; what user code put into the metadata
-    stays."""
-    sample.restart()
-    sample.metadata.pop(NUM_SIBLINGS_KEY, None)
-    sample.in_loss = True
-    sample.teacher_log_probs = None
-    sample.routed_experts = None
+def afresh(sample: Sample) -> Sample:
+    """The prompt again, as a sample of its own: nothing generated, judged or marked.
+
+    It is another object, so that user code that still runs somewhere can write to the old one
+    only. The metadata is copied as it is.
+    """
+    fresh = copy.copy(sample)
+    fresh.metadata = copy.deepcopy(sample.metadata)
+    fresh.metadata.pop(NUM_SIBLINGS_KEY, None)
+    fresh.restart()
+    fresh.in_loss = True
+    fresh.teacher_log_probs = None
+    fresh.routed_experts = None
+    return fresh
 
 
 def restart_group(group: Group) -> None:
-    """Back to a fresh prompt: one pending sample per attempt, the one that was given out."""
-    group.samples = [min(siblings, key=lambda s: s.index) for siblings in group.attempts()]
-    for sample in group.samples:
-        start_afresh(sample)
-
-
-def fresh_copy(group: Group) -> Group:
-    """A fresh group for the same prompt, apart from samples that somebody may still write to."""
-    twins = [copy.copy(sample) for sample in group.samples]
-    for twin in twins:
-        twin.metadata = copy.deepcopy(twin.metadata)
-    fresh = Group(group.group_index, twins)
-    restart_group(fresh)
-    return fresh
+    """Back to a fresh prompt: per attempt, the sample that was given out."""
+    given = [min(siblings, key=lambda s: s.index) for siblings in group.attempts()]
+    group.samples = [afresh(sample) for sample in given]
 
 
 def is_stale(group: Group, oldest_allowed: int) -> bool:

@@ -21,7 +21,7 @@ from rollmill.config.reward import RewardConfig
 from rollmill.errors import HookError
 from rollmill.rewards.inputs import checked_reward
 from rollmill.rewards.outcome import Outcome, OutcomeKind, apply_outcome
-from rollmill.rollout.fresh import start_afresh
+from rollmill.rollout.fresh import afresh
 from rollmill.rollout.gate import GateClosed, is_being_cancelled
 from rollmill.rollout.generate import Generate, GenerateContext
 from rollmill.rollout.usage import Loss
@@ -132,7 +132,7 @@ class GroupRunner:
                 continue
             num_tries += 1
             self.context.usage.lose(Loss.RETRIED, written or [sample])
-            start_afresh(sample)
+            sample = afresh(sample)
             sample.metadata = copy.deepcopy(metadata)
         sample.fail(f"generate: {reason}")
         return [sample]

@@ -20,7 +20,7 @@ from rollmill.errors import RolloutError
 from rollmill.filters import KEEP, DynamicFilter, Verdict
 from rollmill.rollout.books import Books
 from rollmill.rollout.collector import CollectLimits, Collector
-from rollmill.rollout.fresh import fresh_copy, is_done, restart_group
+from rollmill.rollout.fresh import is_done, restart_group
 from rollmill.rollout.group import GroupRunner, first_line
 from rollmill.rollout.supply import StepSupply
 from rollmill.rollout.tasks import end_all
@@ -104,7 +104,8 @@ class Round:
     def leftover(self) -> list[Group]:
         """Finished groups that this batch does not use: ready for the next one."""
         collector = self.collector
-        return collector.surplus if self.is_complete else collector.accepted + collector.surplus
+        unused = [] if self.is_complete else collector.accepted
+        return [*unused, *collector.surplus]
 
     def metrics(self) -> dict[str, float]:
         """What it took to fill the batch."""
@@ -190,7 +191,9 @@ class Round:
         del self._tasks[task]
         if not task.done():
             logger.error("group %d cannot be stopped; its prompt starts afresh", group.group_index)
-            group = fresh_copy(group)
+            self._parts.runner.context.usage.lose(Loss.ABORTED, group.samples)
+            group = Group(group.group_index, group.samples)
+            restart_group(group)
         self._return(group)
 
     def _return(self, group: Group) -> None:

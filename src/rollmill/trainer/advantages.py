@@ -43,6 +43,7 @@ class AdvantageInput:
         masks: per sample, bool [R_s]: the response tokens in the loss.
         token_penalties: per sample, float64 [R_s], to be taken off the reward of each token (KL
             in the reward); None when there is none.
+        values: per sample, float64 [R_s], the critic's value before each token; for `ppo`.
     """
 
     rewards: Floats
@@ -50,6 +51,7 @@ class AdvantageInput:
     attempts: Ints
     masks: Sequence[Bools]
     token_penalties: Sequence[Floats] | None = None
+    values: Sequence[Floats] | None = None
 
     def broadcast(self, per_attempt: Floats) -> list[Floats]:
         """One value per attempt, on each of its samples' unmasked tokens; 0 under the mask."""
@@ -116,16 +118,42 @@ def reinforce_plus_plus(inputs: AdvantageInput, *, gamma: float) -> list[Floats]
     The reward sits on the last unmasked token of each sample, token penalties on theirs;
     G_t = r_t + γ·G_{t+1} over unmasked tokens only; then whitened over the whole batch.
     """
-    returns = []
-    for number, mask in enumerate(inputs.masks):
-        (unmasked,) = mask.nonzero()
-        token_rewards = np.zeros(len(mask))
-        if inputs.token_penalties is not None:
-            token_rewards -= inputs.token_penalties[number]
-        if len(unmasked):
-            token_rewards[unmasked[-1]] += inputs.rewards[inputs.attempts[number]]
-        returns.append(discounted_returns(token_rewards, mask, gamma=gamma))
+    returns = [
+        discounted_returns(rewards, mask, gamma=gamma)
+        for rewards, mask in zip(token_rewards(inputs), inputs.masks, strict=True)
+    ]
     return whiten(returns, inputs.masks)
+
+
+def ppo(inputs: AdvantageInput, *, gamma: float, lam: float) -> tuple[list[Floats], list[Floats]]:
+    """PPO with a critic: whitened generalized advantages, and the critic's targets.
+
+    The reward sits on the last unmasked token of each sample, token penalties on theirs; GAE runs
+    over unmasked tokens only (`gae`); targets are not whitened.
+    """
+    if inputs.values is None:
+        raise ValueError("the ppo estimator needs the critic's values")
+    pairs = [
+        gae(rewards, values, mask, gamma=gamma, lam=lam)
+        for rewards, values, mask in zip(
+            token_rewards(inputs), inputs.values, inputs.masks, strict=True
+        )
+    ]
+    return whiten([pair[0] for pair in pairs], inputs.masks), [pair[1] for pair in pairs]
+
+
+def token_rewards(inputs: AdvantageInput) -> list[Floats]:
+    """Per sample, [R_s]: its attempt's reward on its last unmasked token, minus the penalties."""
+    rewards = []
+    for number, mask in enumerate(inputs.masks):
+        per_token = np.zeros(len(mask))
+        if inputs.token_penalties is not None:
+            per_token -= inputs.token_penalties[number]
+        (unmasked,) = mask.nonzero()
+        if len(unmasked):
+            per_token[unmasked[-1]] += inputs.rewards[inputs.attempts[number]]
+        rewards.append(per_token)
+    return rewards
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInput) -> list[Floats]:
@@ -207,13 +235,17 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
         "rloo": lambda inputs, _: inputs.broadcast(rloo(inputs.rewards, inputs.groups)),
         "reinforce_plus_plus": lambda inputs, c: reinforce_plus_plus(inputs, gamma=c.gamma),
         "reinforce_plus_plus_baseline": lambda inputs, _: reinforce_plus_plus_baseline(inputs),
+        "ppo": lambda inputs, c: ppo(inputs, gamma=c.gamma, lam=c.gae_lambda)[0],
         "none": lambda inputs, _: inputs.broadcast(np.zeros(len(inputs.rewards))),
     }
 )
 """Estimators by their name in the configuration."""
 
-PER_TOKEN_REWARD = frozenset({"reinforce_plus_plus"})
+PER_TOKEN_REWARD = frozenset({"reinforce_plus_plus", "ppo"})
 """Estimators that take token penalties; the others see them summed into the reward."""
+
+NEEDS_CRITIC = frozenset({"ppo"})
+"""Estimators that need `AdvantageInput.values`."""
 
 NEEDS_NO_REWARD = frozenset({"none"})
 """Estimators that work on samples without a reward."""

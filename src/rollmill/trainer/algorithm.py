@@ -16,6 +16,7 @@ from rollmill.errors import ConfigError, HookError
 from rollmill.hooks import HookSignature, load_hook
 from rollmill.trainer.advantages import (
     ESTIMATORS,
+    NEEDS_CRITIC,
     NEEDS_NO_REWARD,
     PER_TOKEN_REWARD,
     AdvantageInput,
@@ -44,6 +45,11 @@ class Algorithm:
     def needs_reward(self) -> bool:
         """Whether samples without a reward are an error."""
         return self.config.advantage not in NEEDS_NO_REWARD
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the estimator works on a critic's values."""
+        return self.config.advantage in NEEDS_CRITIC
 
     @property
     def is_zero_without_advantage(self) -> bool:

@@ -9,6 +9,7 @@ from rollmill.errors import TrainerError
 from rollmill.sample import Group
 from rollmill.trainer.algorithm import Algorithm
 from rollmill.trainer.batch import build_batch
+from rollmill.trainer.critic import Critic, ValueModel
 from rollmill.trainer.optimizer import build_optimizer
 from rollmill.trainer.policy import Policy
 from rollmill.trainer.ranks import Ranks
@@ -25,7 +26,8 @@ class Learner:
         num_total_steps: training calls of the whole run, for the learning-rate schedule.
         reference: the reference model for the KL term; needed when its weight is not 0.
         context_length: most tokens of a sample.
-        ranks: the processes that train together; the policy is sharded over them.
+        ranks: the processes that train together; the models are sharded over them.
+        value_model: of the critic, for estimators that need one.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Learner:
         reference: Policy | None = None,
         context_length: int | None = None,
         ranks: Ranks | None = None,
+        value_model: ValueModel | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
         self.policy = policy
@@ -47,9 +50,10 @@ class Learner:
         self.num_total_steps = num_total_steps
         self.context_length = context_length
         if self.ranks.size > 1:
-            for model in filter(None, (policy, reference)):
+            for model in filter(None, (policy, reference, value_model)):
                 model.shard(self.ranks.size)
         self.optimizer = build_optimizer(policy.model, config.optimizer)
+        self.critic = None if value_model is None else Critic(value_model, config, self.ranks)
         self.num_optimizer_steps = 0
 
     def learn(

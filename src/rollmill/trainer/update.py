@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,13 @@ import numpy.typing as npt
 import torch
 
 from rollmill.errors import TrainerError
-from rollmill.trainer.advantages import AdvantageInput
+from rollmill.trainer.advantages import AdvantageInput, ppo
 from rollmill.trainer.aggregation import token_weights
 from rollmill.trainer.batch import TrainingBatch
+from rollmill.trainer.constants import TokenConstants, teacher_log_probs
+from rollmill.trainer.critic import Critic, explained_variance
 from rollmill.trainer.kl import kl_divergence
-from rollmill.trainer.layout import MicroBatch
-from rollmill.trainer.losses import TokenBatch
+from rollmill.trainer.layout import MicroBatch, TokenSequence
 from rollmill.trainer.metrics import (
     advantage_metrics,
     response_metrics,
@@ -35,11 +36,10 @@ from rollmill.trainer.optimizer import apply_gradients, not_finite
 from rollmill.trainer.policy import Policy
 from rollmill.trainer.schedule import learning_rate
 from rollmill.trainer.scoring import joint_plan, score_sequences
+from rollmill.trainer.streams import FlatFloats, TokenStreams
 
 if TYPE_CHECKING:
     from rollmill.trainer.learner import Learner
-
-FlatFloats = npt.NDArray[np.float32]
 
 
 class BatchUpdate:
@@ -62,12 +62,12 @@ class BatchUpdate:
         self.config = learner.config.algorithm
         self.steps = batch.steps(learner.config.global_batch_size)
         self.seconds: dict[str, float] = {}
-        self.streams: dict[str, FlatFloats] = {}
-        self.is_scored = np.zeros(batch.num_tokens, np.bool_)
+        self.streams = TokenStreams(batch.num_tokens)
         self.old: FlatFloats | None = None
         self.reference: FlatFloats | None = None
         self.reward_kl: FlatFloats | None = None
-        self.num_positions = self.num_padding = 0
+        self.values: FlatFloats = np.zeros(0, np.float32)
+        self.returns: FlatFloats = np.zeros(0, np.float32)
 
     def run(self, constant_length: int) -> dict[str, float]:
         """All phases; the metrics."""
@@ -75,28 +75,41 @@ class BatchUpdate:
         self._score_with_other_policies()
         with self._timed("advantages"):
             self.advantages = self._advantages()
-        self.teacher = self._teacher_log_probs() if self.config.opd_coef else None
+        self._constants = TokenConstants(
+            self.batch,
+            advantages=self.advantages,
+            old_log_probs=self.old,
+            reference_log_probs=self.reference,
+            teacher_log_probs=teacher_log_probs(self.batch) if self.config.opd_coef else None,
+        )
         reports = [
             self._optimizer_step(attempts, number, constant_length)
             for number, attempts in enumerate(self.steps)
         ]
-        self._gather()
+        self.streams.gather(self.learner.ranks)
         if self.reward_kl is not None:
-            self.streams["reference_kl"] = self.reward_kl
+            self.streams.values["reference_kl"] = self.reward_kl
         elapsed = time.perf_counter() - started
-        metrics = reward_metrics(self.batch) | response_metrics(self.batch)
-        metrics |= advantage_metrics(self.advantages)
-        metrics |= token_metrics(self.streams, self.is_scored, self.batch.rollout_log_probs)
-        metrics |= _mean_of(reports)
-        metrics |= {f"seconds/{phase}": spent for phase, spent in self.seconds.items()}
-        if self.num_positions:
-            metrics["tokens/padding_share"] = self.num_padding / self.num_positions
-        return metrics | {
+        return self._metrics(reports) | {
             "optimizer/steps": float(len(self.steps)),
-            "tokens/positions": float(self.num_positions),
             "tokens/per_second": self.batch.num_tokens / elapsed,
             "seconds/total": elapsed,
         }
+
+    def _metrics(self, reports: Sequence[dict[str, float]]) -> dict[str, float]:
+        streams = self.streams
+        metrics = reward_metrics(self.batch) | response_metrics(self.batch)
+        metrics |= advantage_metrics(self.advantages)
+        metrics |= token_metrics(streams.values, streams.is_scored, self.batch.rollout_log_probs)
+        metrics |= _mean_of(reports)
+        if self.learner.critic is not None and len(self.values):
+            metrics["critic/value_mean"] = float(self.values.mean())
+            metrics["critic/explained_variance"] = explained_variance(self.values, self.returns)
+        metrics |= {f"seconds/{phase}": spent for phase, spent in self.seconds.items()}
+        metrics["tokens/positions"] = float(streams.num_positions)
+        if streams.num_positions:
+            metrics["tokens/padding_share"] = streams.num_padding / streams.num_positions
+        return metrics
 
     def _score_with_other_policies(self) -> None:
         """Old and reference log-probs, where the algorithm needs them before the first step."""
@@ -121,7 +134,7 @@ class BatchUpdate:
     def _score_all(self, policy: Policy) -> FlatFloats:
         scores = score_sequences(
             policy,
-            [self.batch.sequence(number) for number in range(len(self.batch.samples))],
+            self._sequences(range(len(self.batch.samples))),
             budget=self._budget,
             temperature=self.temperature,
             ranks=self.learner.ranks,
@@ -142,28 +155,26 @@ class BatchUpdate:
             ).numpy()
             penalties = self.batch.unflatten(self.config.kl_coef * kl)
             self.reward_kl = kl
+        values = None
+        if self.learner.critic is not None:
+            scores = self.learner.critic.values(self._sequences(range(len(self.batch.samples))))
+            self.values = np.concatenate([np.zeros(0, np.float32), *scores])
+            values = self.batch.unflatten(self.values)
         inputs = AdvantageInput(
+            values=values,
             rewards=self.batch.rewards,
             groups=self.batch.groups,
             attempts=self.batch.attempts,
             masks=self.batch.masks,
             token_penalties=penalties,
         )
+        if values is not None:
+            gamma, lam = self.config.gamma, self.config.gae_lambda
+            self.returns = self.batch.flatten(ppo(inputs, gamma=gamma, lam=lam)[1])
         return self.batch.flatten(self.learner.algorithm.advantages(inputs))
 
-    def _teacher_log_probs(self) -> FlatFloats:
-        per_sample = []
-        for sample in self.batch.samples:
-            teacher = sample.teacher_log_probs
-            if teacher is None or len(teacher) != sample.response_length:
-                raise TrainerError(
-                    "on-policy distillation needs the teacher's log-probs of every response token",
-                    where=f"sample {sample.index}",
-                    expected=f"{sample.response_length} log-probs",
-                    found="none" if teacher is None else str(len(teacher)),
-                )
-            per_sample.append(teacher)
-        return self.batch.flatten(per_sample)
+    def _sequences(self, samples: Iterable[int]) -> list[TokenSequence]:
+        return [self.batch.sequence(sample) for sample in samples]
 
     def _optimizer_step(
         self, attempts: npt.NDArray[np.int64], number: int, constant_length: int
@@ -175,7 +186,7 @@ class BatchUpdate:
         with self._timed("forward_backward"):
             plan = joint_plan(
                 learner.policy,
-                [self.batch.sequence(sample) for sample in chosen],
+                self._sequences(chosen),
                 self._budget,
                 learner.ranks,
             )
@@ -197,7 +208,23 @@ class BatchUpdate:
                 step=self.step,
             )
         learner.num_optimizer_steps += 1
-        return {"loss/total": loss, "optimizer/grad_norm": norm, "optimizer/lr": rate}
+        report = {"loss/total": loss, "optimizer/grad_norm": norm, "optimizer/lr": rate}
+        if learner.critic is None:
+            return report
+        with self._timed("critic"):
+            return report | self._critic_step(learner.critic, samples.tolist(), weights)
+
+    def _critic_step(
+        self, critic: Critic, samples: list[int], weights: npt.NDArray[np.float64]
+    ) -> dict[str, float]:
+        spans = [self.batch.token_indices([sample]) for sample in samples]
+        return critic.learn(
+            self._sequences(samples),
+            [self.values[span] for span in spans],
+            [self.returns[span] for span in spans],
+            [weights[span] for span in spans],
+            step=self.step,
+        )
 
     def _weights(
         self,
@@ -235,21 +262,22 @@ class BatchUpdate:
         members = [chosen[member] for member in micro_batch.members]
         indices = self.batch.token_indices(members)
         if members:
-            tokens = self._token_batch(members, indices, log_probs, entropies)
-            step_weights = self._tensor(weights, indices).to(log_probs.dtype)
+            tokens = self._constants.tokens(members, log_probs, entropies)
+            step_weights = torch.from_numpy(weights[indices]).to(log_probs)
         else:  # an idle forward pass: the same objective, of no weight
-            tokens = self._idle_tokens(log_probs, entropies)
+            tokens = self._constants.idle_tokens(log_probs, entropies)
             step_weights = torch.zeros_like(log_probs)
         result = objective(tokens, self.config, self.learner.algorithm.loss)
         torch.autograd.backward((result.losses * step_weights).sum())
-        if not members:
-            for name in (*result.streams, "log_probs", "old_log_probs", "entropy"):
-                self._stream(name)
-            return
-        self.num_positions += micro_batch.num_positions
-        self.num_padding += micro_batch.num_positions - micro_batch.num_tokens
-        measured = {"log_probs": log_probs, "old_log_probs": tokens.old_log_probs}
-        self._record({**result.streams, **measured, "entropy": entropies}, indices)
+        measured = {
+            **result.streams,
+            "log_probs": log_probs,
+            "old_log_probs": tokens.old_log_probs,
+            "entropy": entropies,
+        }
+        self.streams.declare(measured)
+        if members:
+            self.streams.record(micro_batch, measured, indices)
 
     def _loss_of_step(self, chosen: Sequence[int], weights: npt.NDArray[np.float64]) -> float:
         """The loss of the step over all ranks, summed in the order of the batch.
@@ -258,74 +286,12 @@ class BatchUpdate:
             TrainerError: it is not finite; gradients are dropped, on every rank alike.
         """
         indices = self.batch.token_indices(chosen)
-        losses = self.learner.ranks.sum(self._stream("loss")[indices])
+        losses = self.learner.ranks.sum(self.streams["loss"][indices])
         loss = float(losses.astype(np.float64) @ weights[indices])
         if not math.isfinite(loss):
             self.learner.optimizer.zero_grad(set_to_none=True)
             raise not_finite("loss", loss, self.step)
         return loss
-
-    def _token_batch(
-        self,
-        members: Sequence[int],
-        indices: npt.NDArray[np.int64],
-        log_probs: torch.Tensor,
-        entropies: torch.Tensor,
-    ) -> TokenBatch:
-        def pick(flat: FlatFloats | None) -> torch.Tensor | None:
-            return None if flat is None else self._tensor(flat, indices).to(log_probs.dtype)
-
-        old = pick(self.old)
-        counts = [self.batch.starts[s + 1] - self.batch.starts[s] for s in members]
-        sequences = np.repeat(np.arange(len(members)), counts)
-        return TokenBatch(
-            log_probs=log_probs,
-            old_log_probs=log_probs.detach() if old is None else old,
-            rollout_log_probs=self._tensor(self.batch.rollout_log_probs, indices),
-            advantages=self._tensor(self.advantages, indices).to(log_probs.dtype),
-            sequences=torch.from_numpy(sequences).to(log_probs.device),
-            num_sequences=len(members),
-            entropies=entropies,
-            reference_log_probs=pick(self.reference),
-            teacher_log_probs=pick(self.teacher),
-        )
-
-    def _idle_tokens(self, log_probs: torch.Tensor, entropies: torch.Tensor) -> TokenBatch:
-        constants = log_probs.detach()
-        return TokenBatch(
-            log_probs=log_probs,
-            old_log_probs=constants,
-            rollout_log_probs=constants,
-            advantages=torch.zeros_like(constants),
-            sequences=torch.zeros_like(constants, dtype=torch.int64),
-            num_sequences=1,
-            entropies=entropies,
-            reference_log_probs=None if self.reference is None else constants,
-            teacher_log_probs=None if self.teacher is None else constants,
-        )
-
-    def _tensor(self, flat: npt.NDArray[Any], indices: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(flat[indices]).to(self.learner.policy.device)
-
-    def _record(self, streams: dict[str, torch.Tensor], indices: npt.NDArray[np.int64]) -> None:
-        self.is_scored[indices] = True
-        for name, values in streams.items():
-            self._stream(name)[indices] = values.detach().float().cpu().numpy()
-
-    def _stream(self, name: str) -> FlatFloats:
-        """float32 [T], zeros at first."""
-        return self.streams.setdefault(name, np.zeros(self.batch.num_tokens, np.float32))
-
-    def _gather(self) -> None:
-        """Make per-token values and counts those of all ranks together."""
-        ranks = self.learner.ranks
-        if ranks.size == 1:
-            return
-        for name in sorted(self.streams):
-            self.streams[name] = ranks.sum(self.streams[name])
-        self.is_scored = ranks.sum(self.is_scored.astype(np.int64)) > 0
-        counts = ranks.sum(np.array([self.num_positions, self.num_padding]))
-        self.num_positions, self.num_padding = (int(count) for count in counts)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

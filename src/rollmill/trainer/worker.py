@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from transformers.utils import logging as transformers_logging
 from rollmill.config.trainer import TrainerConfig
 from rollmill.errors import ConfigError, ModelError
 from rollmill.sample_codec import decode_group, decode_sample
-from rollmill.trainer.algorithm import find_algorithm
+from rollmill.trainer.algorithm import Algorithm, find_algorithm
+from rollmill.trainer.critic import ValueModel
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.policy import Policy
@@ -30,6 +31,11 @@ from rollmill.trainer.state import load_state, save_state
 from rollmill.trainer.weight_files import DTYPES, WeightWriter, export_folder
 
 logger = logging.getLogger(__name__)
+
+CRITIC_FOLDER = "critic"
+"""Folder of the critic's state inside the trainer's."""
+
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 class TorchTrainer:
@@ -73,11 +79,11 @@ class TorchTrainer:
         )
         device = _device(self._config, rank)
         self._ranks = Ranks(rank, num_ranks, rendezvous=rendezvous, device=device)
-        self._policy = self._load(self._source, device)
+        self._policy = self._load(self._source, device, Policy)
         reference = None
         if self._config.algorithm.kl_coef:
             reference_path = self._config.reference_model
-            reference = self._load(Path(reference_path or self._source), device)
+            reference = self._load(Path(reference_path or self._source), device, Policy)
             reference.model.requires_grad_(False)
         self._learner = Learner(
             self._policy,
@@ -87,6 +93,7 @@ class TorchTrainer:
             reference=reference,
             context_length=context_length,
             ranks=self._ranks,
+            value_model=self._value_model(algorithm, device),
         )
         self._writer = WeightWriter(self._policy.model, is_writer=self._ranks.is_first)
 
@@ -154,6 +161,15 @@ class TorchTrainer:
             num_optimizer_steps=self._learner.num_optimizer_steps,
             is_writer=self._ranks.is_first,
         )
+        critic = self._learner.critic
+        if critic is not None:
+            save_state(
+                Path(path) / CRITIC_FOLDER,
+                critic.model.model,
+                critic.optimizer,
+                num_optimizer_steps=self._learner.num_optimizer_steps,
+                is_writer=self._ranks.is_first,
+            )
         self._ranks.wait()
 
     def load(self, path: str) -> None:
@@ -161,6 +177,9 @@ class TorchTrainer:
         self._learner.num_optimizer_steps = load_state(
             Path(path), self._policy.model, self._learner.optimizer
         )
+        critic = self._learner.critic
+        if critic is not None:
+            load_state(Path(path) / CRITIC_FOLDER, critic.model.model, critic.optimizer)
 
     def export(self, path: str, *, dtype: str = "float32") -> None:
         """Write a Hugging Face folder with the tokenizer of the starting model."""
@@ -181,19 +200,24 @@ class TorchTrainer:
         """Leave the group of ranks."""
         self._ranks.close()
 
-    def _load(self, folder: Path, device: torch.device) -> Policy:
+    def _load(self, folder: Path, device: torch.device, kind: type[AnyPolicy]) -> AnyPolicy:
         model = _load_model(folder)
         _remove_dropout(model)
         if self._config.activation_checkpointing:
             _enable_checkpointing(model)
             model.train()
-        return Policy(
+        return kind(
             model,
             device=device,
             compute_dtype=DTYPES[self._config.dtype],
             chunk_tokens=self._config.logprob_chunk_tokens,
             layout=self._config.layout,
         )
+
+    def _value_model(self, algorithm: Algorithm, device: torch.device) -> ValueModel | None:
+        if not algorithm.needs_critic:
+            return None
+        return self._load(Path(self._config.critic.model or self._source), device, ValueModel)
 
 
 def _load_model(folder: Path) -> Any:

@@ -20,6 +20,7 @@ STATES = ("issued", "in_flight", "waiting", "ready", "consumed", "rejected", "fa
 NUM_BINS = 24
 PAGE_SIZE = 200
 BUSY_SECONDS = 2.0
+LOOK_BACK = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +113,18 @@ class LedgerView:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def spans(self, start: float, end: float) -> list[GroupSpan]:
-        """The groups that were in flight at any time between `start` and `end`."""
+        """The groups that were in flight between `start` and `end`.
+
+        Those taken up more than `LOOK_BACK` events before `start` are not found.
+        """
         with self._reading() as db:
-            first, stop = _seq_at(db, start), _seq_at(db, end)
+            first, stop = _seq_at(db, start) - LOOK_BACK, _seq_at(db, end)
             rows = db.execute(
                 "SELECT group_index, state, num_tokens, time FROM events "
                 "WHERE seq >= ? AND seq < ? ORDER BY seq",
                 (first, stop),
             ).fetchall()
-        return _pair(rows)
+        return [span for span in _pair(rows) if span.end is None or span.end >= start]
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

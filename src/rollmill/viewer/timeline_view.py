@@ -76,7 +76,7 @@ class TimelineView:
             Span(
                 lane=GROUPS_LANE,
                 name=f"group {span.group}",
-                start=span.start,
+                start=max(start, span.start),
                 end=min(end, span.end or end),
                 details={"group": span.group, "became": span.state, "tokens": span.num_tokens},
             )

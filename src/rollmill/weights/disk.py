@@ -160,7 +160,7 @@ class DiskTransport:
 
     async def _remove_all_but_served(self) -> None:
         """The version before, or the one that did not get to the engines."""
-        if self._folder is not None:
+        if self._folder is not None and self._folder.is_dir():
             unused = [folder for folder in self._folder.iterdir() if folder != self._served]
             await asyncio.to_thread(_remove, unused)
 
@@ -183,7 +183,7 @@ class DiskTransport:
             _remove([place / name for place in (SHARED_MEMORY, self._run_place())])
             self._folder = self._shared_place() / name
             _remove([self._folder])
-            _make_private(self._folder)
+        _make_private(self._folder)  # each time: a cleaner of temporary files may have passed
         return self._folder
 
     def _run_place(self) -> Path:

@@ -6,6 +6,7 @@ refused rather than ignored.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,7 +76,7 @@ def chat_body(body: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
         raise BodyError("1 validation error: {'type': 'list_type', 'loc': ('body', 'messages')}")
     input_ids = _render(dict(body), state)
     params = _sampling(body)
-    room = max(state.facts.context_length - len(input_ids), 0)
+    room = _room(state, len(input_ids))
     wanted = _either(body.get("max_completion_tokens"), body.get("max_tokens"))
     params["max_new_tokens"] = _either(wanted, room)
     native = _native(dict(body), params)
@@ -83,6 +84,13 @@ def chat_body(body: Mapping[str, Any], state: ServerState) -> dict[str, Any]:
     if field_of(dict(body), "logprobs", bool, False):
         native |= {"return_logprob": True, "top_logprobs_num": body.get("top_logprobs")}
     return native
+
+
+def _room(state: ServerState, prompt_tokens: int) -> int:
+    """New tokens of a chat that names no limit: what the context and the KV cache allow."""
+    fits = state.facts.fits
+    sizes = range(1, state.facts.context_length - prompt_tokens + 1)
+    return bisect.bisect_left(sizes, True, key=lambda size: not fits(prompt_tokens, size))
 
 
 def _native(body: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:

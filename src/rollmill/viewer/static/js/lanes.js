@@ -122,7 +122,7 @@ export class LanePlot {
       pen.globalAlpha = 1;
       if (lane.rowHeight >= ROW_HEIGHT && size > 46) {
         pen.fillStyle = resolved("var(--surface)");
-        pen.fillText(visible(span.name), Math.max(left, LABEL_WIDTH) + 6, top + lane.rowHeight / 2 - 0.5, size - 10);
+        pen.fillText(visible(span.name), Math.max(left, LABEL_WIDTH) + 6, top + lane.rowHeight / 2 + 0.5, size - 10);
       }
     });
     pen.restore();

@@ -86,8 +86,15 @@ export class SampleList {
     for (const button of this.list.querySelectorAll(".row")) {
       const isCurrent = Number(button.dataset.row) === row && (!button.dataset.step || Number(button.dataset.step) === step);
       button.setAttribute("aria-current", String(isCurrent));
-      if (isCurrent) button.scrollIntoView({ block: "nearest" });
+      if (isCurrent) this.#reveal(button);
     }
+  }
+
+  /** Scroll the list, and only the list. */
+  #reveal(button) {
+    const [list, own] = [this.list.getBoundingClientRect(), button.getBoundingClientRect()];
+    if (own.top < list.top) this.list.scrollTop -= list.top - own.top + 8;
+    else if (own.bottom > list.bottom) this.list.scrollTop += own.bottom - list.bottom + 8;
   }
 
   /** The row `by` places from the current one, in the order shown. */

@@ -1,0 +1,120 @@
+"""A training run to be killed: the real loop, ledger, checkpoints and worker process.
+
+`python killed_run.py RUN_DIR ENGINE_URL VARIANT` goes on from the newest checkpoint in RUN_DIR. The
+engine is a scripted one, the trainer a stub; rewards are set while generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rollout_helpers import make_side
+
+from rollmill.cluster.local import LocalWorker
+from rollmill.config import Config
+from rollmill.engine.pool import EnginePool
+from rollmill.loop.parts import Parts
+from rollmill.loop.run_dir import RunDir, RunLock
+from rollmill.loop.train import Loop
+from rollmill.rollout.generate import GenerateContext
+from rollmill.rollout.hooks import LoadedHooks
+from rollmill.sample import Sample
+from rollmill.telemetry.console import RunView
+from rollmill.telemetry.metrics_log import MetricsLog
+from rollmill.trainer.checkpoint import CheckpointStore
+from rollmill.weights.disk import DiskTransport
+
+NUM_STEPS = 8
+VARIANTS: dict[str, dict[str, Any]] = {
+    # One request at a time: the order of events is fixed, though groups are over-sampled, left
+    # unfinished, gone on with, rejected and failed.
+    "serial": {
+        "rollout": {
+            "batch_size": 4,
+            "over_sampling_batch_size": 7,
+            "partial_rollout": True,
+            "max_staleness": 4,
+            "max_attempt_retries": 0,
+            "filters": {"dynamic": "nonzero_std"},
+        },
+        "max_requests": 1,
+    },
+    # Many at a time, with faults that a retry mends.
+    "concurrent": {"rollout": {"batch_size": 4, "max_attempt_retries": 6}, "max_requests": 32},
+}
+
+
+async def generate(sample: Sample, context: GenerateContext) -> Sample:
+    """Rewards that differ within a group, except in every fifth row; row 9 cannot be answered."""
+    row = sample.metadata["row"]
+    if context.gate._limit == 1 and row == 9:
+        raise ValueError("row 9 is broken")
+    await context.extend(sample)
+    if sample.status.is_finished:
+        is_flat = context.gate._limit == 1 and row % 5 == 2
+        sample.reward = 0.0 if is_flat else float(sample.attempt)
+    return sample
+
+
+async def main(root: Path, url: str, variant: str) -> None:
+    settings = VARIANTS[variant]
+    config = Config.model_validate(
+        {
+            "run": {"dir": str(root), "num_steps": NUM_STEPS, "save_every": 2},
+            "model": {"path": "none"},
+            "data": {"path": "none.jsonl"},
+            "rollout": settings["rollout"] | {"n_samples_per_prompt": 2},
+            "engine": {"urls": [url], "health_interval_s": 60.0},
+            "telemetry": {"console": False},
+        }
+    )
+    run_dir = RunDir(root)
+    with RunLock(root):
+        pool = EnginePool(config.engine, model_path="none", run_dir=root)
+        trainer = LocalWorker(
+            "stub_trainer:StubTrainer",
+            name="trainer",
+            log_path=run_dir.logs / "trainer.log",
+            environment={"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        side = make_side(
+            root,
+            pool,
+            config=config.rollout.model_dump(exclude={"sampling"}),
+            hooks=LoadedHooks(generate=generate),
+            max_requests=settings["max_requests"],
+        )
+        parts: Any = {
+            "config": config,
+            "run_dir": run_dir,
+            "engines": pool,
+            "rollouts": side.manager,
+            "evaluator": None,
+            "trainer": trainer,
+            "transport": DiskTransport(config.weights, root, dtype="float32"),
+            "checkpoints": CheckpointStore(run_dir.checkpoints, 2),
+            "metrics": MetricsLog(run_dir.metrics),
+            "view": RunView(is_on=False, num_steps=NUM_STEPS),
+        }
+        try:
+            await trainer.start()
+            async with pool:
+                await Loop(make_parts(parts), asyncio.Event()).run()
+        finally:
+            side.ledger.close()
+            await parts["transport"].close()
+            await trainer.stop()
+
+
+def make_parts(parts: dict[str, Any]) -> Parts:
+    """The parts of a loop; fields that this script does not know are None."""
+    return Parts(**{field.name: parts.get(field.name) for field in fields(Parts)})
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))

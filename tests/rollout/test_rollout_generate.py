@@ -1,0 +1,191 @@
+"""What generate functions work with: budgets, continuation, text, isolation, seeds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_helpers import run
+
+from rollmill.config.sampling import SamplingConfig
+from rollmill.errors import EngineError
+from rollmill.rollout.gate import GateClosed
+from rollmill.rollout.generate import GenerateContext, cut_stop, mask_older_than
+from rollmill.rollout.seeds import call_seed
+from rollmill.sample import Sample, Segment, Status
+from rollmill.testing import FakeEngines, make_context, make_sample
+
+
+def written(length: int, version: int = 0) -> Segment:
+    return Segment.from_engine(range(3, 3 + length), [-0.5] * length, version)
+
+
+def test_what_is_left_of_the_limit_is_asked_for_and_the_context_is_never_passed() -> None:
+    async def main() -> None:
+        for max_new, context_length, asked in ((20, 512, 14), (20, 13, 3), (8, 512, 2)):
+            engines = FakeEngines(100)
+            context = make_context(
+                engines,
+                sampling=SamplingConfig(max_new_tokens=max_new),
+                context_length=context_length,
+            )
+            sample = make_sample(segments=[written(6)], status=Status.ABORTED)
+            await context.extend(sample)
+            (call,) = engines.calls
+            assert call.sampling["max_new_tokens"] == asked
+            assert call.input_ids == (10, 11, 12, 13, *range(3, 9))
+            assert sample.status is Status.TRUNCATED
+            assert len(sample.tokens) <= context_length
+
+    run(main)
+
+
+@pytest.mark.parametrize(("max_new", "context_length"), [(6, 512), (5, 512), (64, 10), (64, 9)])
+def test_no_tokens_left_is_truncated_without_a_call(max_new: int, context_length: int) -> None:
+    async def main() -> None:
+        engines = FakeEngines()
+        context = make_context(
+            engines, sampling=SamplingConfig(max_new_tokens=max_new), context_length=context_length
+        )
+        sample = make_sample(segments=[written(6)], status=Status.ABORTED)
+        await context.extend(sample)
+        assert sample.status is Status.TRUNCATED
+        assert engines.calls == []
+
+    run(main)
+
+
+def test_an_engine_error_reaches_the_generate_function() -> None:
+    def fault(_: object) -> None:
+        raise EngineError("no")
+
+    async def main() -> None:
+        engines = FakeEngines()
+        engines.fault = fault
+        sample = make_sample()
+        with pytest.raises(EngineError):
+            await make_context(engines).extend(sample)
+        assert sample.status is Status.PENDING
+
+    run(main)
+
+
+def test_no_call_sees_another_calls_sampling_parameters() -> None:
+    async def main() -> None:
+        engines = FakeEngines()
+        context = make_context(engines, sampling=SamplingConfig(max_new_tokens=9, stop=("x",)))
+        other = context.with_sampling(max_new_tokens=3, temperature=0.5)
+        await asyncio.gather(other.extend(make_sample(0)), context.extend(make_sample(1)))
+        engines.calls[0].sampling["stop"].append("mine")
+        await context.extend(make_sample(2))
+        asked = [(c.sampling["max_new_tokens"], c.sampling["temperature"]) for c in engines.calls]
+        assert asked == [(3, 0.5), (9, 1.0), (9, 1.0)]
+        assert engines.calls[2].sampling["stop"] == ["x"]
+        with pytest.raises(ValueError, match="frozen"):
+            context.sampling.max_new_tokens = 1  # type: ignore[misc]
+
+    run(main)
+
+
+def test_the_gate_limits_requests_not_samples() -> None:
+    async def main() -> None:
+        engines = FakeEngines()
+        context = make_context(engines, max_requests=3)
+        engines.hold()
+        tasks = [asyncio.create_task(context.extend(make_sample(i))) for i in range(10)]
+        await engines.wait_for_calls(3)
+        assert engines.num_running == context.gate.num_inside == 3
+        engines.release()
+        await asyncio.gather(*tasks)
+        assert context.gate.high_water == 3
+
+    run(main)
+
+
+def test_a_closed_gate_gives_an_aborted_sample_without_a_call() -> None:
+    async def main() -> None:
+        engines = FakeEngines()
+        context = make_context(engines)
+        context.gate.close()
+        sample = await context.extend(make_sample())
+        assert sample.status is Status.ABORTED
+        assert engines.calls == []
+        with pytest.raises(GateClosed):
+            await context.wait_for(asyncio.sleep(0))
+
+    run(main)
+
+
+class Phrases:
+    """Decodes tokens as fixed words, so that stop strings can be placed."""
+
+    chat_template = None
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        words = {1: "look ", 2: "</s>", 3: "STOP", 4: "found ", 5: "done "}
+        return "".join(words[token] for token in token_ids)
+
+
+def context_with(stop: tuple[str, ...]) -> GenerateContext:
+    from dataclasses import replace
+
+    context = make_context(sampling=SamplingConfig(stop=stop))
+    return replace(context, tokenizer=Phrases())  # type: ignore[arg-type]
+
+
+def test_a_stop_string_of_an_earlier_turn_does_not_cut_the_text() -> None:
+    context = context_with(("STOP",))
+    sample = make_sample(status=Status.COMPLETED)
+    sample.segments = [
+        Segment.from_engine([1, 3], [-1, -1], 0),
+        Segment.from_environment([4]),
+        Segment.from_engine([5, 3], [-1, -1], 0),
+    ]
+    assert context.text_of(sample, num_before=3) == "look STOPfound done "
+    assert context.text_of(sample) == "look "  # as one turn, the first stop is the end
+
+
+def test_a_stop_string_across_a_continuation_is_cut() -> None:
+    assert cut_stop("abc STOP", ("STOP",), start=6) == "abc "
+    assert cut_stop("STOP abc", ("STOP",), start=4) == "STOP abc"
+    assert cut_stop("a||b", ("", "|"), start=0) == "a"
+    assert cut_stop("nothing", ("x",)) == "nothing"
+
+
+def test_tokens_of_old_weights_leave_the_loss_and_lengths_stay() -> None:
+    sample = make_sample(segments=[written(3, 1), Segment.from_environment([9]), written(2, 4)])
+    assert mask_older_than(sample, 4) == 3
+    assert sample.loss_mask.tolist() == [False] * 4 + [True] * 2
+    assert len(sample.rollout_log_probs) == sample.response_length == 6
+    np.testing.assert_array_equal(sample.weight_versions, [1, 1, 1, -1, 4, 4])
+
+
+def test_no_two_calls_share_a_seed() -> None:
+    seeds = set()
+    for group in range(8):
+        for attempt in range(4):
+            for call in range(4):
+                for scope in ("train", "eval/held_out"):
+                    sample = make_sample(group_index=group, attempt=attempt)
+                    seeds.add(call_seed(7, sample, call, scope))
+    assert len(seeds) == 8 * 4 * 4 * 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert call_seed(7, make_sample(), 0) != call_seed(8, make_sample(), 0)
+
+
+def test_a_continuation_has_a_seed_of_its_own() -> None:
+    async def main() -> None:
+        engines = FakeEngines(4)
+        context = make_context(engines)
+
+        async def twice(sample: Sample) -> Any:
+            await context.extend(sample)
+            await context.extend(sample)
+
+        await twice(make_sample())
+        first, second = (call.sampling["sampling_seed"] for call in engines.calls)
+        assert first != second
+
+    run(main)
