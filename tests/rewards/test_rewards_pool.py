@@ -274,3 +274,14 @@ def test_an_unknown_setting_of_a_type_stops_the_start() -> None:
 
     with pytest.raises(RewardError, match="require_box"):
         asyncio.run(main())
+
+
+def test_bombs_one_after_the_other_cost_their_deadlines_and_little_more(with_judge: Any) -> None:
+    """A successor that hangs on its very first answer is noticed as quickly as any other."""
+    samples = [answer(rf"\boxed{{{EXPLODING[0]}}}", "x") for _ in range(20)]
+
+    start = time.monotonic()
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math", timeout_s=0.1)
+
+    assert kinds(outcomes)["timeout"] == 20
+    assert time.monotonic() - start < 30, "20 × 0.1 s of processor time, starting, a slow machine"

@@ -92,11 +92,10 @@ def test_a_killed_run_trains_what_the_undisturbed_one_does_and_nothing_twice(
         expected = trained(tmp_path / "undisturbed")
         assert len(expected) == NUM_STEPS * BATCH * 2
         check_books(tmp_path / "undisturbed", expected)
-        left = NUM_KILLS // 2
+        left, num_killed = NUM_KILLS // 2, 0
         while left:
             root = tmp_path / f"killed_{left}"
             kills = min(left, KILLS_PER_RUN)
-            num_killed = 0
             for _ in range(kills):
                 process = start(root, url, variant)
                 try:
@@ -111,4 +110,5 @@ def test_a_killed_run_trains_what_the_undisturbed_one_does_and_nothing_twice(
             assert set(given) == set(expected)
             check_books(root, given)
             left -= kills
-            assert num_killed or kills == 1  # at least some hit a living run
+        print(f"{variant}: {num_killed} of {NUM_KILLS // 2} kills hit a living run")
+        assert num_killed > NUM_KILLS // 4

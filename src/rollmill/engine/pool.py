@@ -32,7 +32,7 @@ from rollmill.engine.member import EngineProcess, Member
 from rollmill.engine.router import SGLANG_ROUTER, RouterLane, RouterProcess
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_state import WeightState
-from rollmill.errors import EngineError
+from rollmill.errors import first_error
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class EnginePool:
         except BaseException as error:
             await self.close()
             if isinstance(error, BaseExceptionGroup):
-                raise _first_engine_error(error) from None
+                raise first_error(error) from None
             raise
         self._watches = [asyncio.create_task(member.watch()) for member in self._members]
         if self._router is not None:
@@ -298,13 +298,3 @@ def _report_crash(watch: asyncio.Task[None]) -> None:
     """A watch ends by being cancelled or when its engine is given up; else it has a bug."""
     if not watch.cancelled() and watch.exception() is not None:
         logger.error("watching an engine failed", exc_info=watch.exception())
-
-
-def _first_engine_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error for the user: the first of ours, however deep it lies."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            return _first_engine_error(error)
-        if isinstance(error, EngineError):
-            return error
-    return group.exceptions[0]

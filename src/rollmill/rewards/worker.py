@@ -41,6 +41,7 @@ from rollmill.rewards.registry import base_type
 
 READ_BYTES = 1 << 18
 MAX_FAILED_STARTS = 3
+LOOK_EVERY_S = 0.02
 MATHEMATICAL = ("math", "deepscaler", "dapo")
 """Types that use the mathematics library. Without any set type, rows may ask for them."""
 
@@ -106,11 +107,12 @@ class Worker:
             self._replace_child(overdue=progress)
 
     def _seconds_left(self) -> float | None:
+        """How long to sleep. The page changes without a message, so never long while there is
+        work: a limit read now may be that of a task that is already over."""
         left = self._progress.get().seconds_left(self._child_id)
-        if left is not None:
-            return max(0.0, left) + 0.001
-        # Idle, as far as the page says: look again soon while something is outstanding.
-        return 0.02 if self._outstanding else None
+        if left is None:
+            return LOOK_EVERY_S if self._outstanding else None
+        return min(max(0.0, left) + 0.001, LOOK_EVERY_S)
 
     def _hear_run(self) -> None:
         data = self._run.recv(READ_BYTES)
