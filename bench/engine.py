@@ -1,24 +1,32 @@
 """Generation throughput, side by side in one run: embedded engine and transformers.
 
     python bench/engine.py MODEL_FOLDER [--threads 2] [--repeats 1] [--only uniform,mixed,...]
+        [--engines embedded,generate,continuous-batching]
 
-The embedded engine runs as its own process and is called over HTTP with log-probs on; transformers'
-`generate` gets one left-padded static batch, without log-probs. Both write the same number of
-tokens per request (end tokens are ignored) at temperature 1; prompts are random token ids. Each
-repeat runs the engines one after the other on the same load, so compare ratios within a repeat:
-the figures themselves move with whatever else the machine does. On a busy machine the ratio of
-CPU times is the steadier one (a driver's share of the embedded engine's work, the HTTP client, is
-not in it; the HTTP server is).
+Beside a real SGLang (installed by `make test-sglang`):
+
+    python tests/sglang_cpu/with_server.py SGLANG_PYTHON --model MODEL_FOLDER --dtype bfloat16 -- \
+        python bench/engine.py MODEL_FOLDER --dtype bfloat16 --engines embedded,sglang
+
+The embedded engine and SGLang run as their own processes and are called over HTTP with log-probs
+on; transformers' `generate` gets one left-padded static batch, without log-probs. All write the
+same number of tokens per request (end tokens are ignored) at temperature 1; prompts are random
+token ids. Each repeat runs the engines one after the other on the same load, so compare ratios
+within a repeat: the figures themselves move with whatever else the machine does. On a busy machine
+the ratio of CPU times is the steadier one (the client is not in it; the HTTP servers are).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import glob
 import json
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -66,12 +74,41 @@ def make_loads(model: str, low: int, high: int) -> dict[str, Load]:
     return {load.name: load for load in loads}
 
 
-class Embedded:
+class Served:
+    """An engine reached over HTTP: SGLang's native API."""
+
+    url: str
+
+    def run(self, load: Load) -> float:
+        return asyncio.run(self._run(load))
+
+    async def _run(self, load: Load) -> float:
+        import aiohttp
+
+        timeout, connector = aiohttp.ClientTimeout(total=3600), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            async with session.post(f"{self.url}/flush_cache") as response:
+                assert response.status == 200
+
+            async def one(prompt: list[int], new_tokens: int) -> int:
+                params = {"max_new_tokens": new_tokens, "ignore_eos": True}
+                body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
+                async with session.post(f"{self.url}/generate", json=body) as response:
+                    return len((await response.json())["output_ids"])
+
+            started = time.perf_counter()
+            pairs = zip(load.prompts, load.new_tokens, strict=True)
+            written = await asyncio.gather(*(one(*pair) for pair in pairs))
+            elapsed = time.perf_counter() - started
+        assert sum(written) == load.total
+        return elapsed
+
+
+class Embedded(Served):
     """The embedded engine in a process of its own."""
 
-    name = "embedded"
-
     def __init__(self, folder: str, dtype: str, threads: int) -> None:
+        self.name = f"embedded {dtype}"
         config = {"dtype": dtype, "num_threads": threads, "max_running_requests": 256}
         self._process = subprocess.Popen(
             [
@@ -83,48 +120,59 @@ class Embedded:
             text=True,
         )
         assert self._process.stderr is not None
-        self._url = ""
+        self.url = ""
         for line in self._process.stderr:
             if found := re.search(r"ready on (\S+)", line):
-                self._url = found[1]
+                self.url = found[1]
                 break
-        if not self._url:
+        if not self.url:
             raise SystemExit("the embedded engine did not start")
 
-    def run(self, load: Load) -> float:
-        return asyncio.run(self._run(load))
-
-    async def _run(self, load: Load) -> float:
-        import aiohttp
-
-        timeout, connector = aiohttp.ClientTimeout(total=3600), aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            async with session.post(f"{self._url}/flush_cache") as response:
-                assert response.status == 200
-
-            async def one(prompt: list[int], new_tokens: int) -> int:
-                params = {"max_new_tokens": new_tokens, "ignore_eos": True}
-                body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
-                async with session.post(f"{self._url}/generate", json=body) as response:
-                    return len((await response.json())["output_ids"])
-
-            started = time.perf_counter()
-            pairs = zip(load.prompts, load.new_tokens, strict=True)
-            written = await asyncio.gather(*(one(*pair) for pair in pairs))
-            elapsed = time.perf_counter() - started
-        assert sum(written) == load.total
-        return elapsed
-
     def cpu_s(self) -> float:
-        """CPU time of the engine's process so far (Linux)."""
-        with open(f"/proc/{self._process.pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(f"/proc/{self._process.pid}/stat")
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+
+class SGLang(Served):
+    """The server that tests/sglang_cpu/with_server.py started; frozen while others have their turn,
+    because its scheduler takes a whole core when idle."""
+
+    name = "SGLang"
+
+    def __init__(self, folder: str, dtype: str, threads: int) -> None:
+        self.url = os.environ["ROLLMILL_CONFORMANCE_URL"]
+        self._pid = int(os.environ["ROLLMILL_SGLANG_PID"])
+        os.killpg(self._pid, signal.SIGSTOP)
+
+    def run(self, load: Load) -> float:
+        os.killpg(self._pid, signal.SIGCONT)
+        try:
+            return super().run(load)
+        finally:
+            os.killpg(self._pid, signal.SIGSTOP)
+
+    def cpu_s(self) -> float:
+        """CPU time of all processes of the server."""
+        total = 0.0
+        for path in glob.glob("/proc/[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it ended
+                if os.getpgid(int(path.split("/")[2])) == self._pid:
+                    total += cpu_seconds(path)
+        return total
+
+    def close(self) -> None:
+        os.killpg(self._pid, signal.SIGCONT)
+
+
+def cpu_seconds(stat_path: str) -> float:
+    """CPU time of one process so far (Linux)."""
+    with open(stat_path) as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Generate:
@@ -181,28 +229,42 @@ class Generate:
 
 
 class ContinuousBatching(Generate):
-    """transformers' own continuous batching; only loads of one length."""
+    """transformers' own continuous batching."""
 
-    name = "transformers CB"
+    name = "continuous batching"
 
-    def run(self, load: Load) -> float:
+    def __init__(self, folder: str, dtype: str, threads: int) -> None:
         from transformers import GenerationConfig
 
-        if len(set(load.new_tokens)) > 1:
-            return float("nan")
+        super().__init__(folder, dtype, threads)
         config = GenerationConfig(
             do_sample=True,
             temperature=1.0,
             top_k=0,
             eos_token_id=-1,
             pad_token_id=0,
-            max_new_tokens=load.new_tokens[0],
+            max_new_tokens=1024,
         )
+        self.manager = self.model.init_continuous_batching(generation_config=config)
+        self.manager.start()
+        self.run(Load("the first request sets it up", [[20, 21]], [2]))
+
+    def run(self, load: Load) -> float:
         started = time.perf_counter()
-        outputs = self.model.generate_batch(load.prompts, generation_config=config)
+        for prompt, new_tokens in zip(load.prompts, load.new_tokens, strict=True):
+            self.manager.add_request(prompt, max_new_tokens=new_tokens)
+        written = 0
+        for _ in load.prompts:
+            while (output := self.manager.get_result(timeout=1)) is None:
+                assert self.manager.is_running()
+            written += len(output.generated_tokens)
         elapsed = time.perf_counter() - started
-        written = sum(len(output.generated_tokens) for output in outputs.values())
-        return elapsed * load.total / max(written, 1)
+        assert written == load.total, (written, load.total)
+        return elapsed
+
+    def close(self) -> None:
+        self.manager.stop(block=True)
+        super().close()
 
 
 def tiny_model(folder: str) -> str:
@@ -221,6 +283,15 @@ def tiny_model(folder: str) -> str:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+ENGINES: dict[str, Callable[[str, str, int], Any]] = {
+    "embedded": Embedded,
+    "embedded-float32": lambda folder, dtype, threads: Embedded(folder, "float32", threads),
+    "generate": Generate,
+    "continuous-batching": ContinuousBatching,
+    "sglang": SGLang,
+}
 
 
 def measure(engines: list[Any], loads: list[Load], repeats: int) -> None:
@@ -257,11 +328,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--only", default="", help="comma-separated beginnings of load names")
-    parser.add_argument("--continuous-batching", action="store_true", help="also transformers' own")
+    parser.add_argument(
+        "--engines", default="embedded,generate", help=f"which ones: {', '.join(ENGINES)}"
+    )
     options = parser.parse_args()
-    kinds: list[Callable[..., Any]] = [Embedded, Generate]
-    if options.continuous_batching:
-        kinds.append(ContinuousBatching)
+    kinds = [ENGINES[name] for name in options.engines.split(",")]
     with tempfile.TemporaryDirectory() as scratch:
         is_tiny = options.model == "tiny"
         folder = tiny_model(scratch) if is_tiny else options.model

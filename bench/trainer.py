@@ -1,18 +1,30 @@
-"""One GRPO optimizer step on a real model: rollmill's trainer beside a plain padded loop.
+"""One GRPO optimizer step on a real model: rollmill's trainer beside a plain loop and beside TRL.
 
     python bench/trainer.py MODEL_FOLDER [--sequences 64] [--threads 1] [--dtype float32]
+        [--variants auto plain trl padded packed] [--peers .venv-peers/bin/python]
 
 The batch: groups of 8 answers to one prompt of 44 tokens, total lengths log-normal with mean 160,
-random tokens (so answers share nothing but their prompt: the worst case for prefix trees). The
-plain loop is what one writes first: rows in the order given, 8 at a time, padded to the longest,
-full logits, `log_softmax`. Times are of the process (`cpu`) and of the clock (`wall`); on a busy
-machine compare the former. GEMM peak is measured with one large float32 product.
+random tokens (so answers share nothing but their prompt: the worst case for prefix trees). Every
+variant takes the same step in a process of its own, so that its peak memory is its own:
+
+- `auto`, `padded`, `tree`, `packed`: rollmill in that layout;
+- `plain`: what one writes first: rows in the order given, 8 at a time, padded to the longest, full
+  logits, `log_softmax`;
+- `trl`: TRL's GRPOTrainer, 8 rows at a time, run by the Python of `--peers` (`make peers`).
+
+Times are of the process (`cpu`) and of the clock (`wall`); on a busy machine compare the former.
+The measured step comes after a small one that warms caches up. GEMM peak is measured in the same
+process with one large product.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +34,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from rollmill.config.trainer import OptimizerConfig, TrainerConfig
 from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.trainer.advantages import grpo
 from rollmill.trainer.algorithm import find_algorithm
@@ -32,6 +44,8 @@ from rollmill.trainer.weight_files import DTYPES
 
 PROMPT_LENGTH = 44
 GROUP_SIZE = 8
+LEARNING_RATE = 1e-9
+LAYOUTS = ("auto", "padded", "tree", "packed")
 
 
 def make_groups(num_sequences: int, mean_length: float, seed: int = 0) -> list[Group]:
@@ -60,38 +74,91 @@ def make_groups(num_sequences: int, mean_length: float, seed: int = 0) -> list[G
     return groups
 
 
-def plain_step(
-    model: Any, optimizer: torch.optim.Optimizer, groups: list[Group]
-) -> dict[str, float]:
-    samples = [sample for group in groups for sample in group.samples]
-    rewards = np.array([sample.scalar_reward() for sample in samples])
-    advantages = grpo(rewards, np.array([sample.group_index for sample in samples]))
-    padded = 0
-    for start in range(0, len(samples), GROUP_SIZE):
-        rows = samples[start : start + GROUP_SIZE]
-        width = max(len(row.tokens) for row in rows)
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros(len(rows), width)
-        attention = torch.zeros(len(rows), width, dtype=torch.long)
-        for i, row in enumerate(rows):
-            length = len(row.tokens)
-            tokens[i, :length] = torch.from_numpy(row.tokens.astype(np.int64))
-            attention[i, :length] = 1
-            mask[i, PROMPT_LENGTH:length] = 1
-        padded += tokens.numel()
-        logits = model(input_ids=tokens, attention_mask=attention, use_cache=False).logits
-        scores = logits[:, :-1].float().log_softmax(-1)
-        log_probs = scores.gather(-1, tokens[:, 1:, None]).squeeze(-1)
-        ratios = (log_probs - log_probs.detach()).exp()
-        scaled = torch.from_numpy(advantages[start : start + GROUP_SIZE]).float()[:, None]
-        per_token = -torch.minimum(ratios * scaled, ratios.clamp(0.8, 1.28) * scaled)
-        means = (per_token * mask[:, 1:]).sum(1) / mask[:, 1:].sum(1)
-        (means.sum() / len(samples)).backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    useful = sum(len(sample.tokens) for sample in samples)
-    return {"optimizer/grad_norm": float(norm), "tokens/padding_share": 1 - useful / padded}
+def num_tokens(groups: list[Group]) -> int:
+    return sum(len(sample.tokens) for group in groups for sample in group.samples)
+
+
+def load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+Step = Callable[[list[Group]], dict[str, float]]
+"""Takes one optimizer step: gradient norm, and padding share where it is known."""
+
+
+def rollmill_step(arguments: argparse.Namespace) -> Step:
+    config = TrainerConfig(
+        layout=arguments.only,
+        max_tokens_per_micro_batch=arguments.budget,
+        optimizer=OptimizerConfig(lr=LEARNING_RATE),
+    )
+    policy = Policy(
+        load(arguments.model),
+        device=torch.device("cpu"),
+        compute_dtype=DTYPES[arguments.dtype],
+        chunk_tokens=config.logprob_chunk_tokens,
+        layout=config.layout,
+    )
+    learner = Learner(policy, config, find_algorithm(config.algorithm), num_total_steps=9)
+
+    def step(groups: list[Group]) -> dict[str, float]:
+        metrics = learner.learn(
+            groups, step=0, reward_key=None, max_new_tokens=512, temperature=1.0
+        )
+        return {
+            "grad_norm": metrics["optimizer/grad_norm"],
+            "padding": metrics["tokens/padding_share"],
+        }
+
+    return step
+
+
+def plain_step(arguments: argparse.Namespace) -> Step:
+    model = load(arguments.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def step(groups: list[Group]) -> dict[str, float]:
+        samples = [sample for group in groups for sample in group.samples]
+        rewards = np.array([sample.scalar_reward() for sample in samples])
+        advantages = grpo(rewards, np.array([sample.group_index for sample in samples]))
+        padded = 0
+        for start in range(0, len(samples), GROUP_SIZE):
+            rows = samples[start : start + GROUP_SIZE]
+            share = torch.from_numpy(advantages[start : start + GROUP_SIZE]).float()
+            with torch.autocast(
+                "cpu", DTYPES[arguments.dtype], enabled=arguments.dtype != "float32"
+            ):
+                padded += plain_backward(model, rows, share, len(samples))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": float(norm), "padding": 1 - num_tokens(groups) / padded}
+
+    return step
+
+
+def plain_backward(
+    model: Any, rows: list[Sample], advantages: torch.Tensor, num_samples: int
+) -> int:
+    """One micro-batch of the plain loop; the positions it computed."""
+    width = max(len(row.tokens) for row in rows)
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width)
+    attention = torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        length = len(row.tokens)
+        tokens[i, :length] = torch.from_numpy(row.tokens.astype(np.int64))
+        attention[i, :length] = 1
+        mask[i, PROMPT_LENGTH:length] = 1
+    logits = model(input_ids=tokens, attention_mask=attention, use_cache=False).logits
+    scores = logits[:, :-1].float().log_softmax(-1)
+    log_probs = scores.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    ratios = (log_probs - log_probs.detach()).exp()
+    scaled = advantages[:, None]
+    per_token = -torch.minimum(ratios * scaled, ratios.clamp(0.8, 1.28) * scaled)
+    means = (per_token * mask[:, 1:]).sum(1) / mask[:, 1:].sum(1)
+    (means.sum() / num_samples).backward()
+    return tokens.numel()
 
 
 def gemm_peak(dtype: torch.dtype) -> float:
@@ -106,28 +173,48 @@ def gemm_peak(dtype: torch.dtype) -> float:
     return best
 
 
-def measure(
-    name: str,
-    action: Callable[[], dict[str, float]],
-    groups: list[Group],
-    peak: float,
-    num_parameters: int,
-) -> float:
-    action()  # caches, allocator
-    wall, cpu = time.perf_counter(), time.process_time()
-    metrics = action()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    tokens = sum(len(sample.tokens) for group in groups for sample in group.samples)
-    rate = 6 * num_parameters * tokens / cpu
-    print(
-        f"{name:<16} {tokens / wall:8.0f} tokens/s wall {tokens / cpu:8.0f} tokens/s cpu  "
-        f"model FLOP/s ÷ GEMM peak {rate / peak:5.0%}  "
-        f"padding {metrics.get('tokens/padding_share', 0):5.1%}  "
-        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB  "
-        f"grad norm {metrics['optimizer/grad_norm']:.4f}",
-        flush=True,
+def measure(arguments: argparse.Namespace) -> dict[str, float]:
+    """What one variant does, in this process."""
+    torch.set_num_threads(arguments.threads)
+    groups = make_groups(arguments.sequences, arguments.mean_length)
+    peak = gemm_peak(DTYPES[arguments.dtype])
+    if arguments.only == "trl":
+        from trl_step import take_step
+
+        spent = take_step(arguments.model, groups, lr=LEARNING_RATE, dtype=arguments.dtype)
+    else:
+        step = (rollmill_step if arguments.only in LAYOUTS else plain_step)(arguments)
+        step(groups[:1])
+        wall, cpu = time.perf_counter(), time.process_time()
+        spent = step(groups)
+        spent["wall"] = time.perf_counter() - wall
+        spent["cpu"] = time.process_time() - cpu
+    return {
+        **spent,
+        "gemm_peak": peak,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    }
+
+
+def run_variant(name: str, arguments: argparse.Namespace) -> dict[str, float] | None:
+    """The figures of a variant, measured in a process of its own; None when it cannot run."""
+    python = arguments.peers if name == "trl" else sys.executable
+    if name == "trl" and not Path(python).exists():
+        print(f"trl: left out, there is no {python} (make peers)")
+        return None
+    done = subprocess.run(
+        [python, __file__, *sys.argv[1:], "--only", name],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"},
+        stdout=subprocess.PIPE,
+        check=False,
+        text=True,
     )
-    return cpu
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        print(f"{name}: failed with exit code {done.returncode}")
+        return None
+    figures: dict[str, float] = json.loads(lines[-1])
+    return figures
 
 
 def main() -> None:
@@ -138,51 +225,40 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--budget", type=int, default=1024)
+    parser.add_argument("--variants", nargs="+", default=["auto", "plain", "trl", "padded"])
+    parser.add_argument("--peers", default=".venv-peers/bin/python")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    groups = make_groups(arguments.sequences, arguments.mean_length)
-    peak = gemm_peak(DTYPES[arguments.dtype])
-    print(f"GEMM peak {peak / 1e9:.0f} GFLOP/s per second of process time")
+    if arguments.only:
+        print(json.dumps(measure(arguments)))
+        return
+    tokens = num_tokens(make_groups(arguments.sequences, arguments.mean_length))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(load_config(arguments.model))
+    flops = 6 * sum(parameter.numel() for parameter in model.parameters()) * tokens
+    print(f"{arguments.sequences} sequences, {tokens} tokens, {arguments.dtype}")
     times = {}
-    for layout in ("tree", "padded"):
-        config = TrainerConfig(
-            layout=layout,
-            max_tokens_per_micro_batch=arguments.budget,
-            optimizer=OptimizerConfig(lr=1e-9),
-            algorithm=AlgorithmConfig(),
+    for name in arguments.variants:
+        figures = run_variant(name, arguments)
+        if figures is None:
+            continue
+        times[name] = figures["cpu"]
+        print(
+            f"{name:<8} {tokens / figures['wall']:6.0f} tokens/s wall "
+            f"{tokens / figures['cpu']:6.0f} tokens/s cpu  "
+            f"{flops / figures['cpu'] / figures['gemm_peak']:5.0%} of GEMM peak "
+            f"({figures['gemm_peak'] / 1e9:.0f} GFLOP/s)  padding {figures['padding']:5.1%}  "
+            f"peak memory {figures['memory']:.2f} GB  grad norm {figures['grad_norm']:.4f}",
+            flush=True,
         )
-        model = load(arguments.model)
-        policy = Policy(
-            model,
-            device=torch.device("cpu"),
-            compute_dtype=DTYPES[arguments.dtype],
-            chunk_tokens=config.logprob_chunk_tokens,
-            layout=layout,
-        )
-        learner = Learner(policy, config, find_algorithm(config.algorithm), num_total_steps=9)
-
-        def step(learner: Learner = learner) -> dict[str, float]:
-            return learner.learn(
-                groups, step=0, reward_key=None, max_new_tokens=512, temperature=1.0
-            )
-
-        times[layout] = measure(f"rollmill {layout}", step, groups, peak, policy.num_parameters)
-        num_parameters = policy.num_parameters
-        del model, policy, learner, step
-    model = load(arguments.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, fused=True)
-
-    def plain() -> dict[str, float]:
-        with torch.autocast("cpu", DTYPES[arguments.dtype], enabled=arguments.dtype != "float32"):
-            return plain_step(model, optimizer, groups)
-
-    times["plain"] = measure("plain loop", plain, groups, peak, num_parameters)
-    for layout in ("tree", "padded"):
-        print(f"plain / rollmill {layout}: {times['plain'] / times[layout]:.2f}×")
+    for name in times.keys() - {"auto"} if "auto" in times else ():
+        print(f"auto is {times[name] / times['auto']:.2f}× as fast as {name} (process time)")
 
 
-def load(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def load_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,16 @@ def some_right_some_wrong(group):
 
 
 def hardest_first(groups):
-    """`rollout.filters.over_sampling`: ranks groups, lowest mean reward first."""
-    return sorted(groups, key=lambda group: float(np.mean(attempt_rewards(group))))
+    """`rollout.filters.over_sampling`: ranks groups, lowest mean reward first.
+
+    With `on_failed_group: keep` a group may hold samples that FAILED and have no reward.
+    """
+
+    def mean(group):
+        rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+        return float(np.mean(rewards)) if rewards else 0.0
+
+    return sorted(groups, key=mean)
 
 
 def longest_first(waiting, n):

@@ -25,17 +25,21 @@ class Additions:
         return old + [self._fresh() for _ in range(n - len(old))]
 
     def give_back(self, groups):
+        """Unfinished groups, tokens and all."""
         self._waiting += groups
 
     def new_index(self):
+        """A sample index that was never used."""
         self._num_samples += 1
         return self._num_samples - 1
 
     def state_dict(self):
+        """The position as JSON values: goes into every checkpoint."""
         waiting = [base64.b64encode(encode_group(group)).decode() for group in self._waiting]
         return {"groups": self._num_groups, "samples": self._num_samples, "waiting": waiting}
 
     def load_state_dict(self, state):
+        """Go back to a position."""
         self._num_groups, self._num_samples = state["groups"], state["samples"]
         self._waiting = [decode_group(base64.b64decode(text)) for text in state["waiting"]]
 

@@ -16,6 +16,7 @@ import typer
 
 from rollmill import __version__
 from rollmill.errors import RollmillError
+from rollmill.event_loop import new_event_loop
 
 app = typer.Typer(
     name="rollmill",
@@ -187,6 +188,7 @@ def serve(
     Settings are those of `engine.embedded`, for example `dtype=bfloat16 num_threads=2`.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
     from rollmill.config.load import load_embedded
     from rollmill.engine.embedded.server import serve as run_engine
     from rollmill.models import resolve_model
@@ -252,7 +254,8 @@ def _run(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> A
         return await task
 
     try:
-        return asyncio.run(with_signals())
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(with_signals())
     except asyncio.CancelledError:
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import scripted_engine
 from random_model import write_random_model
 
@@ -93,9 +92,6 @@ def test_a_batch_survives_a_killed_a_frozen_and_a_slow_engine(tmp_path: Path) ->
     run(config, tmp_path, str(tmp_path), program)
 
 
-@pytest.mark.skipif(
-    "ROLLMILL_SLOW_TESTS" not in os.environ, reason="starts five engines; set ROLLMILL_SLOW_TESTS"
-)
 def test_the_same_with_embedded_engines(tmp_path: Path) -> None:
     model = write_random_model(tmp_path / "model", 0)
     config = EngineConfig(

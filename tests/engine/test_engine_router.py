@@ -1,4 +1,4 @@
-"""The real SGLang router in front of scripted engines, where it is installed.
+"""The real SGLang router in front of scripted and of embedded engines, where it is installed.
 
 Set ROLLMILL_ROUTER_PYTHON to the Python of an environment that has sglang-router.
 """
@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 import scripted_engine
+from random_model import write_random_model
 
-from rollmill.config.engine import EngineConfig
+from rollmill.config.engine import EmbeddedEngineConfig, EngineConfig
 from rollmill.engine.errors import EngineRefused, EngineStartError
+from rollmill.engine.launch import EMBEDDED_ENGINE
 from rollmill.engine.pool import EnginePool
 
 PYTHON = os.environ.get("ROLLMILL_ROUTER_PYTHON") or (
@@ -156,3 +158,57 @@ def test_a_router_that_cannot_start_shows_why(tmp_path: Path) -> None:
     router = (sys.executable, "-c", "import a_router_that_is_not_there")
     with pytest.raises(EngineStartError, match="No module named 'a_router_that_is_not_there'"):
         run(tmp_path, body, router=router)
+
+
+@with_router
+def test_embedded_engines_behind_it_keep_sessions_together_and_survive_a_kill(
+    tmp_path: Path,
+) -> None:
+    model = write_random_model(tmp_path / "model", 0)
+    config = EngineConfig(
+        num_engines=2,
+        router="sglang",
+        start_timeout_s=60,
+        health_interval_s=0.5,
+        health_timeout_s=5.0,
+        embedded=EmbeddedEngineConfig(num_threads=1, device="cpu", max_running_requests=4),
+    )
+    greedy = {"max_new_tokens": 60, "temperature": 0.0, "ignore_eos": True}
+
+    async def turns(pool: EnginePool, session: int) -> list[int]:
+        """Tokens of its prompt that each turn of one conversation found in an engine's cache."""
+        context, cached = [session + 2] * 40, []
+        for turn in range(3):
+            name = f"session-{session}"
+            result = await pool.generate(f"{name}-{turn}", context, greedy, session_id=name)
+            cached.append(result.counters.cached_tokens)
+            context += result.token_ids.tolist()
+        return cached
+
+    async def main() -> None:
+        pool = EnginePool(
+            config,
+            model_path=model,
+            run_dir=tmp_path,
+            program=EMBEDDED_ENGINE,
+            router_program=(str(PYTHON), "-m", "sglang_router.launch_router"),
+        )
+        async with asyncio.timeout(150), pool:
+            await pool.update_weights(model, 4)
+            found = await asyncio.gather(*(turns(pool, session) for session in range(8)))
+            assert all(min(cached[1:]) > 40 for cached in found), found
+            prompts = [[5, 6, i] for i in range(24)]
+            tasks = [
+                asyncio.create_task(pool.generate(f"r{i}", prompt, greedy))
+                for i, prompt in enumerate(prompts)
+            ]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            os.kill(pool._members[0]._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+            results = await asyncio.gather(*tasks)
+            assert [(r.num_tokens, r.versions) for r in results] == [(60, (4,))] * 24
+            while pool.stats().num_ready < 2:
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0.05))])
+            versions = [(await client.model_info()).weight_version for client in pool.clients]
+            assert versions == ["4", "4"]
+
+    asyncio.run(main())

@@ -1,9 +1,14 @@
-"""Malformed and hostile requests: refused or served, never a 500, and nothing stays behind."""
+"""Malformed and hostile requests: refused or served, never a 500, and nothing stays behind.
+
+Set ROLLMILL_FUZZ_EXAMPLES for a longer run; an example is three to six requests sent at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,10 @@ from embedded_helpers import post, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollmill.engine.embedded.sequence import Sequence
 from rollmill.engine.embedded.state import STATE
+
+NUM_EXAMPLES = int(os.environ.get("ROLLMILL_FUZZ_EXAMPLES", "150"))
 
 SCALARS = (
     st.none()
@@ -134,46 +142,70 @@ REQUESTS = st.one_of(
 )
 
 
+async def send(client: Any, path: str, body: Any) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with client.post(path, data=data) as response:
+        await response.read()
+        assert response.status < 500, (path, body, await response.text())
+
+
+async def send_all(client: Any, requests: list[tuple[str, Any]]) -> None:
+    """Send them at once; what they paused or released goes on, so that all of them end."""
+    tasks = [asyncio.ensure_future(send(client, path, body)) for path, body in requests]
+    pairs = zip(tasks, requests, strict=True)
+    await asyncio.gather(*(task for task, (path, _) in pairs if path in CONTROL))
+    for tag in ("weights", "kv_cache", "cuda_graph"):
+        await client.post("/resume_memory_occupation", json={"tags": [tag]})
+    await post(client, "/continue_generation", {})
+    async with asyncio.timeout(30):
+        await asyncio.gather(*tasks)
+
+
+async def answer(client: Any) -> list[int]:
+    body = {
+        "input_ids": [3, 4],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+    }
+    ids: list[int] = (await post(client, "/generate", body))["output_ids"]
+    return ids
+
+
+async def check_nothing_left(client: Any) -> None:
+    async with client.post("/flush_cache", params={"timeout": "10"}) as response:
+        assert response.status == 200
+    state = client.server.app[STATE]
+    scheduler, kv = state.engine.scheduler, state.engine.runner.kv
+    assert not state.in_flight
+    assert not state.broker._queues
+    assert not scheduler.num_unfinished
+    assert not scheduler.prefixes.entries
+    assert not kv.pools()
+    assert not kv.blocks
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Sequence]
+
+
 def test_no_request_gives_500_or_stays_behind(llama_folder: Path) -> None:
-    async def send(client: Any, path: str, body: Any) -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with client.post(path, data=data) as response:
-            await response.read()
-            assert response.status < 500, (path, body, await response.text())
-
-    async def batch(client: Any, requests: list[tuple[str, Any]]) -> None:
-        tasks = [asyncio.ensure_future(send(client, path, body)) for path, body in requests]
-        pairs = zip(tasks, requests, strict=True)
-        control = [task for task, (path, _) in pairs if path in CONTROL]
-        await asyncio.gather(*control)  # whatever they paused or released has to go on
-        for tag in ("weights", "kv_cache", "cuda_graph"):
-            await client.post("/resume_memory_occupation", json={"tags": [tag]})
-        await post(client, "/continue_generation", {})
-        async with asyncio.timeout(30):
-            await asyncio.gather(*tasks)
-
-    async def check_nothing_left(client: Any) -> None:
-        await post(client, "/generate", {"input_ids": [3, 4]})
-        state = client.server.app[STATE]
-        assert not state.in_flight
-        assert not state.broker._queues
-        assert not state.engine.scheduler.num_unfinished
-        assert not state.engine.runner.kv.pools()
-
     with asyncio.Runner() as runner:
         context = serving(llama_folder)
         client = runner.run(context.__aenter__())
+        before = runner.run(answer(client))
+        num_sent = 0
 
         @settings(
-            max_examples=150,
+            max_examples=NUM_EXAMPLES,
             deadline=None,
             database=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )
         @given(st.lists(REQUESTS, min_size=3, max_size=6))
         def check(requests: list[tuple[str, Any]]) -> None:
-            runner.run(batch(client, requests))
+            nonlocal num_sent
+            num_sent += len(requests)
+            runner.run(send_all(client, requests))
 
         check()
+        assert num_sent >= 3 * NUM_EXAMPLES
+        assert runner.run(answer(client)) == before
         runner.run(check_nothing_left(client))
         runner.run(context.__aexit__(None, None, None))

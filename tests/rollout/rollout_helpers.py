@@ -30,7 +30,8 @@ from rollmill.rollout.hooks import LoadedHooks, generate_overrides
 from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.sample import Group, Sample, int_array
 from rollmill.telemetry.progress import Progress
-from rollmill.testing import make_context
+from rollmill.testing import FakeEngines, make_context
+from rollmill.testing.fakes import FakeCall
 
 
 class LengthJudge:
@@ -67,6 +68,28 @@ class LengthJudge:
 
     async def judge_group(self, samples: Sequence[Sample]) -> list[Outcome]:
         return [await self.judge(sample) for sample in samples]
+
+
+class SlowRows(FakeEngines):
+    """Engines that answer some rows only when aborted."""
+
+    def __init__(self, rows: set[int], length: int = 8) -> None:
+        super().__init__(length)
+        self.rows = rows
+
+    async def generate(self, rid: str, input_ids: Any, sampling: Any, **options: Any) -> Any:
+        if int(input_ids[0]) - 100 not in self.rows:
+            return await super().generate(rid, input_ids, sampling, **options)
+        aborts = self._num_aborts
+        self.num_running += 1
+        self._notify()
+        try:
+            while aborts == self._num_aborts:
+                await self._changed.wait()
+        finally:
+            self.num_running -= 1
+        self.calls.append(FakeCall(rid, tuple(int(t) for t in input_ids), dict(sampling)))
+        return self._answer(self.calls[-1], is_aborted=True)
 
 
 def make_source(num_prompts: int = 64, n: int = 2, **options: Any) -> PromptSource:

@@ -1,6 +1,6 @@
 """`kill -9` at random moments: afterwards everything was trained that would have been, once.
 
-Set ROLLMILL_NUM_KILLS to kill more often (`make kill-test` does, 50 times).
+ROLLMILL_NUM_KILLS=50 kills more often (and `-s` says how often a living run was hit).
 """
 
 from __future__ import annotations
@@ -62,6 +62,17 @@ def start(root: Path, url: str, variant: str) -> subprocess.Popen[bytes]:
         )
 
 
+def kill_after(seconds: float, root: Path, url: str, variant: str) -> bool:
+    """Start a run and kill it; False when it had ended before."""
+    process = start(root, url, variant)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        return process.wait() == -signal.SIGKILL
+    return False
+
+
 def finish(root: Path, url: str, variant: str) -> None:
     process = start(root, url, variant)
     assert process.wait(120) == 0, (root / "driver.log").read_text()[-3000:]
@@ -92,23 +103,18 @@ def test_a_killed_run_trains_what_the_undisturbed_one_does_and_nothing_twice(
         expected = trained(tmp_path / "undisturbed")
         assert len(expected) == NUM_STEPS * BATCH * 2
         check_books(tmp_path / "undisturbed", expected)
-        left, num_killed = NUM_KILLS // 2, 0
-        while left:
-            root = tmp_path / f"killed_{left}"
-            kills = min(left, KILLS_PER_RUN)
-            for _ in range(kills):
-                process = start(root, url, variant)
-                try:
-                    process.wait(draw.uniform(0.3, 0.95) * duration_s)
-                except subprocess.TimeoutExpired:
-                    num_killed += 1
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+        num_killed = num_runs = 0
+        while num_killed < NUM_KILLS // 2:
+            root = tmp_path / f"killed_{num_runs}"
+            num_runs += 1
+            for _ in range(min(KILLS_PER_RUN, NUM_KILLS // 2 - num_killed)):
+                is_killed = kill_after(draw.uniform(0.3, 0.8) * duration_s, root, url, variant)
+                num_killed += is_killed
+                if not is_killed:
+                    break  # it was faster
             finish(root, url, variant)
             given = trained(root)
             assert max(Counter(given).values()) == 1
             assert set(given) == set(expected)
             check_books(root, given)
-            left -= kills
-        print(f"{variant}: {num_killed} of {NUM_KILLS // 2} kills hit a living run")
-        assert num_killed > NUM_KILLS // 4
+        print(f"{variant}: killed {num_killed} times, in {num_runs} runs")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout_helpers import LengthJudge, Side, make_side, make_source, run
+from rollout_helpers import LengthJudge, Side, SlowRows, make_side, make_source, run
 
 from rollmill.config.reward import RewardConfig
 from rollmill.data.ledger import State
@@ -66,9 +66,13 @@ def test_surplus_groups_feed_the_next_step(tmp_path: Path) -> None:
     run(main)
 
 
-def test_surplus_that_is_too_old_starts_afresh_and_is_counted_as_waste(tmp_path: Path) -> None:
+@pytest.mark.parametrize("masks", [False, True])  # masked as a whole it would teach nothing
+def test_surplus_that_is_too_old_starts_afresh_and_is_counted_as_waste(
+    tmp_path: Path, masks: bool
+) -> None:
     engines = FakeEngines(4)
-    side = make_side(tmp_path, engines, config={"over_sampling_batch_size": 8, "max_staleness": 0})
+    config = {"over_sampling_batch_size": 8, "max_staleness": 0, "mask_off_policy": masks}
+    side = make_side(tmp_path, engines, config=config)
 
     async def main() -> None:
         engines.hold()
@@ -84,28 +88,6 @@ def test_surplus_that_is_too_old_starts_afresh_and_is_counted_as_waste(tmp_path:
         side.check_books()
 
     run(main)
-
-
-class SlowRows(FakeEngines):
-    """Engines that answer some rows only when aborted."""
-
-    def __init__(self, rows: set[int], length: int = 8) -> None:
-        super().__init__(length)
-        self.rows = rows
-
-    async def generate(self, rid: str, input_ids: Any, sampling: Any, **options: Any) -> Any:
-        if int(input_ids[0]) - 100 not in self.rows:
-            return await super().generate(rid, input_ids, sampling, **options)
-        aborts = self._num_aborts
-        self.num_running += 1
-        self._notify()
-        try:
-            while aborts == self._num_aborts:
-                await self._changed.wait()
-        finally:
-            self.num_running -= 1
-        self.calls.append(FakeCall(rid, tuple(int(t) for t in input_ids), dict(sampling)))
-        return self._answer(self.calls[-1], is_aborted=True)
 
 
 def test_without_partial_rollout_unfinished_prompts_come_back_fresh(tmp_path: Path) -> None:
@@ -622,5 +604,80 @@ def test_progress_counts_only_this_batch(tmp_path: Path) -> None:
             last = side.progress[-1]
             assert (last.accepted, last.target, last.in_flight) == (4, 4, 0)
             assert last.tokens == 4 * 2 * 4
+
+    run(main)
+
+
+def test_two_runs_in_one_process_share_nothing(tmp_path: Path) -> None:
+    first = make_side(tmp_path / "a", FakeEngines(4), max_requests=2)
+    second = make_side(tmp_path / "b", FakeEngines(7), max_requests=5)
+
+    async def main() -> None:
+        one, two = await asyncio.gather(first.train(), second.train())
+        assert indices(one.groups) == indices(two.groups) == [0, 1, 2, 3]
+        assert {s.response_length for s in flatten(one.groups)} == {4}
+        assert {s.response_length for s in flatten(two.groups)} == {7}
+        assert one.metrics["rollout/max_requests_in_flight"] == 2
+        assert one.metrics["rollout/generated_tokens"] == 32
+        assert two.metrics["rollout/max_requests_in_flight"] == 5
+        first.check_books()
+        second.check_books()
+
+    run(main)
+
+
+def test_the_event_loop_stays_free_while_everything_is_rejected(tmp_path: Path) -> None:
+    side = make_side(
+        tmp_path,
+        FakeEngines(2),
+        judge=LengthJudge(lambda _: 1.0),
+        config={"filters": {"dynamic": "nonzero_std", "max_consecutive_rejections": 200}},
+    )
+
+    async def main() -> None:
+        num_beats = 0
+
+        async def beat() -> None:
+            nonlocal num_beats
+            while True:
+                num_beats += 1
+                await asyncio.sleep(0)
+
+        beating = asyncio.create_task(beat())
+        with pytest.raises(RolloutError):
+            await side.train()
+        beating.cancel()
+        assert num_beats > 100
+
+    run(main)
+
+
+def test_generate_functions_see_the_training_step(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    async def generate(sample: Sample, context: GenerateContext) -> Sample:
+        steps.append(context.step)
+        return await context.extend(sample)
+
+    side = make_side(tmp_path, FakeEngines(4), hooks=LoadedHooks(generate=generate))
+
+    async def main() -> None:
+        await side.train()
+        await side.train()
+        assert steps == [1] * 8 + [2] * 8
+
+    run(main)
+
+
+def test_an_over_sampling_filter_that_keeps_too_few_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def first(groups):\n    return groups[:1]\n")
+    config = {"over_sampling_batch_size": 6, "filters": {"over_sampling": "own.py:first"}}
+    side = make_side(tmp_path, FakeEngines(4), config=config)
+
+    async def main() -> None:
+        with pytest.raises(HookError, match="kept fewer groups than a batch holds"):
+            await side.train()
+        side.check_books()
+        assert side.manager.num_ready == 6
 
     run(main)

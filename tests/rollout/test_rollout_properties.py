@@ -8,6 +8,7 @@ module `rollmill.rollout.manager`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def check_batch(batch: RolloutBatch, side: Side, schedule: Schedule, version: in
 
 
 @settings(
-    max_examples=60,
+    max_examples=int(os.environ.get("ROLLMILL_NUM_EXAMPLES", "40")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -206,3 +206,18 @@ def test_bfloat16_compute_keeps_float32_weights_and_stays_close(rng: np.random.G
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
     exact, _ = Policy(model, device=CPU).log_probs(batch, temperature=1.0)
     assert (log_probs - exact).abs().max() < 0.05
+
+
+def test_no_vocabulary_sized_row_is_kept_for_the_backward_pass(rng: np.random.Generator) -> None:
+    policy = Policy(tiny_llama(), device=CPU, chunk_tokens=4)
+    (batch,) = plan_padded(random_sequences(rng), 1000)
+    shapes: list[torch.Size] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        shapes.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.log_probs(batch, temperature=1.0)
+    assert shapes
+    assert not [shape for shape in shapes if len(shape) > 1 and shape[-1] == VOCAB]

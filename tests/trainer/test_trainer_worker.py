@@ -16,7 +16,8 @@ from trainer_testkit import make_group, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM
 
 from rollmill.config.trainer import TrainerConfig
-from rollmill.errors import CheckpointError, ConfigError, HookError, ModelError
+from rollmill.errors import CheckpointError, ConfigError, HookError, ModelError, TrainerError
+from rollmill.sample import Sample, Segment
 from rollmill.sample_codec import encode_group, encode_sample
 from rollmill.trainer.worker import TorchTrainer
 
@@ -165,6 +166,12 @@ def test_scores_are_the_log_probs_of_all_response_tokens(save_model: SaveModel) 
             rows = (model(tokens[None]).logits[0] / 0.5).log_softmax(-1)
         expected = rows[start - 1 : -1].gather(1, tokens[start:, None])[:, 0].numpy()
         np.testing.assert_allclose(np.frombuffer(raw, np.float32), expected, atol=1e-5)
+
+
+def test_a_response_to_nothing_cannot_be_scored(save_model: SaveModel) -> None:
+    sample = Sample(prompt_tokens=[], index=8, segments=[Segment.from_engine([5], [-1.0], 0)])
+    with pytest.raises(TrainerError, match="sample 8"):
+        trainer(save_model(tiny_llama())).score([encode_sample(sample)], temperature=1.0)
 
 
 def test_state_of_another_model_is_refused(save_model: SaveModel, tmp_path: Path) -> None:

@@ -128,16 +128,20 @@ class TrainerConfig(Section):
     """auto takes the GPU when there is one."""
     dtype: Dtype = "float32"
     """Compute precision; master weights are always float32."""
+    num_ranks: int = Field(1, ge=1)
+    """Processes that train together, sharing weights, gradients and optimizer state (FSDP2); the
+    result is the same for any number. One per GPU; on a CPU 1 is fastest."""
     num_threads: int | None = Field(None, ge=1)
-    """CPU threads; null takes all cores."""
+    """CPU threads of each rank; null shares out all cores."""
     global_batch_size: int | None = Field(None, ge=1)
     """Attempts per optimizer step; must divide batch_size × n_samples_per_prompt. Null makes
     the whole batch one step."""
     max_tokens_per_micro_batch: int = Field(2048, ge=1)
     """Padded or packed tokens in one forward pass; a longer sample goes alone."""
-    layout: Literal["auto", "padded", "tree"] = "auto"
-    """How answers share a forward pass: padded rows, or one prefix tree per prompt that computes
-    every shared beginning once. auto takes the cheaper one. Same result."""
+    layout: Literal["auto", "padded", "tree", "packed"] = "auto"
+    """How answers share a forward pass: padded rows, one prefix tree per prompt that computes
+    every shared beginning once, or packed rows of answers end to end. auto takes the cheapest.
+    Same result."""
     logprob_chunk_tokens: int = Field(512, ge=1)
     """Tokens whose vocabulary-sized logits are held at once."""
     activation_checkpointing: bool = False

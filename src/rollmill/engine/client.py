@@ -29,6 +29,7 @@ from rollmill.engine.errors import (
 )
 from rollmill.engine.http import HttpChannel, encode
 from rollmill.engine.parse import parse_generate, parse_score
+from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult
 from rollmill.sample import FloatArray, int_array
 
@@ -78,6 +79,8 @@ class EngineClient:
         config: deadlines and retries.
         session: connection pool, shared by clients and closed by its owner.
         experts_shape: (layers, top_k) for decoding routed experts; None leaves them out.
+        turns: spreads the reading of answers over turns of the event loop; clients of one
+            process share it.
     """
 
     def __init__(
@@ -87,11 +90,13 @@ class EngineClient:
         session: aiohttp.ClientSession,
         *,
         experts_shape: tuple[int, int] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._config = config
         self._http = HttpChannel(self.url, session, max_retries=config.max_retries)
         self._experts_shape = experts_shape
+        self._turns = turns or Turns()
         self._wire_rids: dict[str, str] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -133,6 +138,7 @@ class EngineClient:
             payload["return_routed_experts"] = True
         headers = {ROUTING_HEADER: session_id} if session_id is not None else None
         body = await self._generate_call(rid, payload, headers)
+        await self._turns.take()
         return parse_generate(
             body,
             where=f"request {rid} on {self.url}",

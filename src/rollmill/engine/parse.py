@@ -38,10 +38,26 @@ class _Span(msgspec.Struct):
     end: int
 
 
+class _Written(msgspec.Struct, array_like=True, gc=False):
+    """`[log_prob, token, text]`. Answers have thousands: the garbage collector is kept off them."""
+
+    log_prob: float
+    token: int
+    text: Any
+
+
+class _Read(msgspec.Struct, array_like=True, gc=False):
+    """The same for a token of the context; the first one has no log-prob."""
+
+    log_prob: float | None
+    token: int
+    text: Any
+
+
 class _Meta(msgspec.Struct):
     finish_reason: _Finish | None
-    output_token_logprobs: list[tuple[float, int, Any]] | None = None
-    input_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    output_token_logprobs: list[_Written] | None = None
+    input_token_logprobs: list[_Read] | None = None
     weight_versions: list[_Span] | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -128,7 +144,7 @@ def parse_score(body: bytes, token_ids: IntArray, *, where: str) -> FloatArray:
             found="none" if entries is None else f"{len(entries)} entries",
         )
     wanted = entries[len(entries) - len(token_ids) :]
-    if any(entry[0] is None for entry in wanted):
+    if any(entry.log_prob is None for entry in wanted):
         raise MalformedAnswer(
             "the engine returned no log-prob for a token that has one",
             where=where,
@@ -136,9 +152,9 @@ def parse_score(body: bytes, token_ids: IntArray, *, where: str) -> FloatArray:
             found="null",
         )
     # SGLang writes 0 for the last id of the vocabulary here (it takes it for image padding).
-    ids = [entry[1] or token for entry, token in zip(wanted, token_ids.tolist(), strict=True)]
+    ids = [entry.token or token for entry, token in zip(wanted, token_ids.tolist(), strict=True)]
     _check_same_tokens(ids, token_ids, where)
-    return _checked_log_probs([entry[0] or 0.0 for entry in wanted], where)
+    return _checked_log_probs([entry.log_prob or 0.0 for entry in wanted], where)
 
 
 def parse_version(text: str, *, allow_initial: bool, where: str) -> int:
@@ -206,9 +222,7 @@ def _token_ids(ids: list[int], max_new_tokens: int, where: str) -> IntArray:
     return token_ids
 
 
-def _log_probs(
-    entries: list[tuple[float, int, Any]] | None, token_ids: IntArray, where: str
-) -> FloatArray:
+def _log_probs(entries: list[_Written] | None, token_ids: IntArray, where: str) -> FloatArray:
     if entries is None and len(token_ids):
         raise MalformedAnswer(
             "the engine returned no log-probs",
@@ -226,8 +240,8 @@ def _log_probs(
         )
     if not entries:
         return float_array([])
-    _check_same_tokens([entry[1] for entry in entries], token_ids, where)
-    return _checked_log_probs([entry[0] for entry in entries], where)
+    _check_same_tokens([entry.token for entry in entries], token_ids, where)
+    return _checked_log_probs([entry.log_prob for entry in entries], where)
 
 
 def _check_same_tokens(ids: list[int], token_ids: IntArray, where: str) -> None:

@@ -30,6 +30,7 @@ from rollmill.engine.http import new_session
 from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
 from rollmill.engine.router import SGLANG_ROUTER, RouterLane, RouterProcess
+from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_state import WeightState
 from rollmill.errors import first_error
@@ -85,6 +86,7 @@ class EnginePool:
         self._program = program
         self._router_program = router_program
         self._weights = WeightState(version=None if config.urls else first_version)
+        self._turns = Turns()
         self._admission = Admission(config.max_concurrent_requests)
         self._members: list[Member] = []
         self._router: RouterLane | None = None
@@ -161,7 +163,7 @@ class EnginePool:
     def _member(
         self, url: str, session: aiohttp.ClientSession, process: EngineProcess | None
     ) -> Member:
-        client = EngineClient(url, self._config, session)
+        client = EngineClient(url, self._config, session, turns=self._turns)
         return Member(client, process, self._config, self._weights, self._on_change)
 
     async def _make_lanes(self, session: aiohttp.ClientSession) -> Sequence[Lane]:

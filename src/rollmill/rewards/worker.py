@@ -11,7 +11,7 @@ It ends by itself when the run is gone (its socket closes), and takes the gradin
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
 import selectors
 import signal
@@ -37,13 +37,11 @@ from rollmill.rewards.protocol import (
     encode,
     framed,
 )
-from rollmill.rewards.registry import base_type
+from rollmill.rewards.warm import warm_up
 
 READ_BYTES = 1 << 18
 MAX_FAILED_STARTS = 3
 LOOK_EVERY_S = 0.02
-MATHEMATICAL = ("math", "deepscaler", "dapo")
-"""Types that use the mathematics library. Without any set type, rows may ask for them."""
 
 
 def main() -> None:
@@ -63,6 +61,7 @@ class Worker:
         self._outstanding: dict[int, Envelope] = {}
         self._is_alone = False
         self._sent_alone = -1
+        self._child_id = 0
         self._is_ready = False
         self._is_done = False
         self._failed_starts = 0
@@ -75,7 +74,7 @@ class Worker:
         if setup is None:
             return
         self._setup = setup
-        _warm_up(setup)
+        warm_up(setup)
         self._selector.register(self._run, selectors.EVENT_READ)
         self._start_child()
         try:
@@ -245,23 +244,18 @@ class Worker:
         self._selector.modify(self._child, events)
 
     def _kill_child(self) -> str:
-        """Kill and reap the grading process; how it ended, in words."""
-        try:
+        """Kill and reap the grading process, if there is one; how it ended, in words."""
+        if self._child_id == 0:
+            return "ended"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child_id, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            os.kill(self._child_id, signal.SIGKILL)
+        os.kill(self._child_id, signal.SIGKILL)  # in case it has no group yet; not reaped yet
         _, status = os.waitpid(self._child_id, 0)
+        self._child_id = 0
         self._selector.unregister(self._child)
         self._child.close()
         code = os.waitstatus_to_exitcode(status)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _warm_up(setup: Setup) -> None:
-    """Import what graders need before forking, so that successors start at once."""
-    types = {base_type(name) for name in setup.graders}
-    if not types or types.intersection(MATHEMATICAL):
-        importlib.import_module("rollmill.rewards.mathematics.symbolic")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,15 @@ def is_stale(group: Group, oldest_allowed: int) -> bool:
     return bool(versions) and min(versions) < oldest_allowed
 
 
+def is_all_stale(group: Group, oldest_allowed: int) -> bool:
+    """Whether a finished group has only such tokens: masked, it would teach nothing."""
+    return group.is_finished and not any(
+        segment.trainable and (segment.weight_version or 0) >= oldest_allowed
+        for sample in group.samples
+        for segment in sample.segments
+    )
+
+
 def mask_stale(group: Group, oldest_allowed: int) -> None:
     """Take tokens of older weights out of the loss; newer ones, also of siblings, stay in."""
     for sample in group.samples:

@@ -22,6 +22,7 @@ from rollmill.rollout.batch_hooks import apply_batch_hooks, extra_metrics
 from rollmill.rollout.books import Books
 from rollmill.rollout.collector import Collector
 from rollmill.rollout.custom import OwnRound
+from rollmill.rollout.garbage import no_full_collections
 from rollmill.rollout.group import GroupRunner
 from rollmill.rollout.hooks import LoadedHooks
 from rollmill.rollout.metrics import batch_metrics
@@ -91,14 +92,15 @@ class RolloutManager:
         books = Books(self._parts.ledger, step)
         round_ = self._round(step, version, books)
         self._parts.runner.context.gate.open()
-        try:
-            await round_.fill()
-        finally:
+        with no_full_collections():
             try:
-                await round_.stop()
+                await round_.fill()
             finally:
-                self._ready = round_.leftover()
-                self._parts.ledger.flush()
+                try:
+                    await round_.stop()
+                finally:
+                    self._ready = round_.leftover()
+                    self._parts.ledger.flush()
         collected = list(round_.collector.accepted)
         try:
             batch = self._finish(round_.collector, books, version)

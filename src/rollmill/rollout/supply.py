@@ -14,7 +14,7 @@ from rollmill.data.ledger import State
 from rollmill.data.source import DataSource
 from rollmill.errors import HookError
 from rollmill.rollout.books import Books
-from rollmill.rollout.fresh import is_stale, mask_stale, restart_group
+from rollmill.rollout.fresh import is_all_stale, is_stale, mask_stale, restart_group
 from rollmill.rollout.usage import Loss, Usage
 from rollmill.sample import Group
 
@@ -81,7 +81,7 @@ class StepSupply:
         oldest_allowed = self.version - self.config.max_staleness
         if not is_stale(group, oldest_allowed):
             return False
-        if self.config.mask_off_policy:
+        if self.config.mask_off_policy and not is_all_stale(group, oldest_allowed):
             mask_stale(group, oldest_allowed)
             return False
         self.usage.lose(Loss.STALE, group.samples)

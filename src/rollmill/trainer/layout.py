@@ -1,11 +1,13 @@
 """Micro-batches: how token sequences are laid out for one forward pass. Pure numpy.
 
-Two layouts give the same log-probs:
+Three layouts give the same log-probs:
 
 - **padded**: one row per sequence, rows of similar length together, padding on the right.
 - **tree**: one row per prefix tree. Sequences that begin alike (a prompt and its n answers, or
   answers that agree for a while) share the positions of their common beginning; a position sees
   its ancestors only, through a 4-D mask, and has the position id of its depth.
+- **packed**: rows of several whole sequences end to end, each seeing itself only, through a 4-D
+  mask; next to no padding.
 
 Invariants: every wanted token is scored exactly once per sequence that wants it, by the position
 of its predecessor in that sequence; a micro-batch holds at most `budget` positions, padding
@@ -20,10 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rollmill.trainer.packing import pack_rows
 from rollmill.trainer.prefix_tree import PrefixTree, split_into_trees
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+PACKED_ROW_LENGTH = 512
+"""Positions of a packed row, unless a sequence is longer: attention costs their square."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +114,30 @@ def plan_trees(sequences: Sequence[TokenSequence], budget: int) -> list[MicroBat
             members, [sequences[m].tokens[: sequences[m].num_inputs] for m in members], budget
         )
     ]
-    trees.sort(key=lambda tree: -tree.size)
-    parts = _fill_rows([tree.size for tree in trees], budget=budget)
-    return [_forest([trees[i] for i in part], sequences) for part in parts]
+    return _forests(trees, sequences, budget)
+
+
+def plan_packed(
+    sequences: Sequence[TokenSequence], budget: int, *, row_length: int = PACKED_ROW_LENGTH
+) -> list[MicroBatch]:
+    """Rows of whole sequences end to end, packed first-fit-decreasing.
+
+    Args:
+        sequences: what to score; those without targets are left out.
+        budget: most positions per micro-batch.
+        row_length: most positions per row; rows grow to the longest sequence where that is more.
+    """
+    members = [number for number, sequence in enumerate(sequences) if len(sequence.targets)]
+    inputs = [sequences[m].tokens[: sequences[m].num_inputs] for m in members]
+    longest = max((len(tokens) for tokens in inputs), default=0)
+    capacity = max(longest, min(row_length, budget))
+    return _forests(pack_rows(members, inputs, capacity), sequences, budget)
 
 
 def choose_plan(
     sequences: Sequence[TokenSequence], budget: int, *, width: int, layer_parameters: int
 ) -> list[MicroBatch]:
-    """The cheaper of both layouts, by floating-point operations of one layer.
+    """The cheapest layout, by floating-point operations of one layer.
 
     Args:
         sequences: what to score.
@@ -130,7 +151,7 @@ def choose_plan(
         attention = sum(batch.attention_cells for batch in plan) * 4 * width
         return linear + attention
 
-    plans = [plan_padded(sequences, budget), plan_trees(sequences, budget)]
+    plans = [planner(sequences, budget) for planner in (plan_padded, plan_trees, plan_packed)]
     return min(plans, key=cost)
 
 
@@ -167,6 +188,15 @@ def _padded(members: list[int], sequences: Sequence[TokenSequence]) -> MicroBatc
         outputs=np.arange(len(all_rows)),
         num_tokens=sum(lengths),
     )
+
+
+def _forests(
+    trees: list[PrefixTree], sequences: Sequence[TokenSequence], budget: int
+) -> list[MicroBatch]:
+    """Micro-batches of the trees, one row each, similar sizes together."""
+    trees = sorted(trees, key=lambda tree: -tree.size)
+    parts = _fill_rows([tree.size for tree in trees], budget=budget)
+    return [_forest([trees[i] for i in part], sequences) for part in parts]
 
 
 def _forest(trees: list[PrefixTree], sequences: Sequence[TokenSequence]) -> MicroBatch:

@@ -42,6 +42,13 @@ class Learner:
         ranks: Ranks | None = None,
         value_model: ValueModel | None = None,
     ) -> None:
+        if algorithm.needs_critic and value_model is None:
+            raise TrainerError(
+                "the advantage estimator needs a critic",
+                where="trainer.algorithm.advantage",
+                expected="a value model",
+                found="none",
+            )
         self.ranks = ranks or Ranks()
         self.policy = policy
         self.config = config

@@ -3,7 +3,7 @@
 The model's body runs to the hidden states and the output layer is applied in chunks by
 `logprobs`. What is not certain about a model is measured once, by running it on a few tokens: if
 body and head do not reproduce the model's own logits, its full forward pass is used; if a prefix
-tree does not reproduce plain sequences, trees are not used.
+tree does not reproduce plain sequences, neither trees nor packed rows are used.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rollmill.trainer.layout import (
     MicroBatch,
     TokenSequence,
     choose_plan,
+    plan_packed,
     plan_padded,
     plan_trees,
 )
@@ -42,7 +43,7 @@ class Policy:
         device: where it runs.
         compute_dtype: precision of the matrix products; other than the weights' uses autocast.
         chunk_tokens: rows of logits held at once.
-        layout: `padded`, `tree` or `auto`.
+        layout: `padded`, `tree`, `packed` or `auto`.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Policy:
             return plan_padded(sequences, budget)
         if self._layout == "tree":
             return plan_trees(sequences, budget)
+        if self._layout == "packed":
+            return plan_packed(sequences, budget)
         width, layer_parameters = _layer_shape(self.model)
         return choose_plan(sequences, budget, width=width, layer_parameters=layer_parameters)
 

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rollmill.config.trainer import TrainerConfig
-from rollmill.errors import ConfigError, ModelError
+from rollmill.errors import ConfigError, ModelError, TrainerError
+from rollmill.sample import Sample
 from rollmill.sample_codec import decode_group, decode_sample
 from rollmill.trainer.algorithm import Algorithm, find_algorithm
 from rollmill.trainer.critic import ValueModel
@@ -282,7 +283,14 @@ def _device(config: TrainerConfig, rank: int) -> torch.device:
     return device
 
 
-def _response_sequence(sample: Any) -> TokenSequence:
+def _response_sequence(sample: Sample) -> TokenSequence:
     start = len(sample.prompt_tokens)
+    if start == 0 and sample.response_length:
+        raise TrainerError(
+            "the first response token cannot be scored: nothing comes before it",
+            where=f"sample {sample.index}",
+            expected="a prompt of at least one token",
+            found="an empty prompt",
+        )
     targets: Sequence[int] = range(start, start + sample.response_length)
     return TokenSequence(sample.tokens, np.array(targets, np.int64), family=sample.group_index)

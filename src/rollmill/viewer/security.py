@@ -61,7 +61,8 @@ async def only_this_machine(request: web.Request, handler: Handler) -> web.Strea
         try:
             response = await handler(request)
         except web.HTTPException as error:
-            response = error
+            error.headers.update(HEADERS)
+            raise
     response.headers.update(HEADERS)
     return response
 

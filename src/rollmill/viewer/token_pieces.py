@@ -58,6 +58,8 @@ class TokenPieces:
     def _join_character(self, ids: Sequence[int], texts: list[str], start: int) -> int:
         """Join tokens from `start` that spell one character; where to go on."""
         for stop in range(start + 2, min(start + LONGEST_CHARACTER, len(ids)) + 1):
+            if REPLACEMENT not in texts[stop - 1]:
+                break
             text = self._after_anchor(ids[start:stop])
             if REPLACEMENT not in text:
                 texts[start:stop] = [*([""] * (stop - start - 1)), text]

@@ -69,6 +69,7 @@ _SHORT_FRACTION = re.compile(
     r"\\frac\s*(\d|[a-zA-Z](?![a-zA-Z])|\{[^{}]*\})\s*(\d|[a-zA-Z](?![a-zA-Z])|\{[^{}]*\})"
 )
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
+_MODULO = re.compile(r"\s*\(?\\[pb]?mod(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*\)?")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-zA-Z])|\\circ(?![a-zA-Z])")
 _MARKDOWN = re.compile(r"(?<!\\)(\*\*|__|`+)(.+?)\1")
 _SPACES = re.compile(r"\s+")
@@ -140,6 +141,7 @@ def _plain_latex(text: str) -> str:
         text = _BINOMIAL.sub(r"\\binom{\1}{\2}", text)
         text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
         text = _DEGREES.sub("°", text)
+        text = _MODULO.sub(r" (mod \1)", text)
         text = _ESCAPED.sub(r"\1", text)
         text = re.sub(r"\\(?:le)(?![a-zA-Z])", r"\\leq", text)
         text = re.sub(r"\\(?:ge)(?![a-zA-Z])", r"\\geq", text)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from rollmill.rewards.mathematics.clean import as_words, clean
-from rollmill.rewards.mathematics.latex import is_text
+from rollmill.rewards.mathematics.latex import has_trigonometry, is_text
 from rollmill.rewards.mathematics.numbers import (
     long_integers_equal,
     quantities_equal,
@@ -38,6 +38,10 @@ _SAME_WORDS = {
     "does not exist": "dne",
 }
 _CHOICE = re.compile(r"\(?\s*([a-zA-Z])\s*\)?[.:]?")
+_CHOICE_AND_TEXT = re.compile(r"\(\s*([A-J])\s*\)\s+(\S.*)")
+_GENERIC_UNIT = re.compile(
+    r"(.*\S)\s+(?:(?:square|sq\.?|cubic|cu\.?)\s+)?units?(?:\s*\^\s*\{?[23]\}?)?"
+)
 _ASSIGNMENT = re.compile(
     r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\([a-zA-Z,\s]+\))?|\\[a-z]+(?:\s[a-zA-Z])?)\s*"
     r"(?:=|\\approx(?![a-zA-Z]))\s*([^=<>]+)"
@@ -70,8 +74,12 @@ def _equal(left: str, right: str) -> bool:
     if isinstance(first, Many) or isinstance(second, Many):
         if _nodes_equal(first, second):
             return True
-        return _may_be_interval(first, second) and _by_library(left, right)
-    return _scalars_equal(left, right)
+        sides = [
+            node.text if isinstance(node, Scalar) else text
+            for node, text in ((first, left), (second, right))
+        ]
+        return _may_be_interval(first, second) and _by_library(*sides)
+    return _scalars_equal(first.text, second.text)
 
 
 def _may_be_interval(left: Node, right: Node) -> bool:
@@ -106,6 +114,10 @@ def _choices_or_bases(left: str, right: str) -> bool | None:
     choices = _CHOICE.fullmatch(left), _CHOICE.fullmatch(right)
     if choices[0] is not None and choices[1] is not None:
         return choices[0].group(1).lower() == choices[1].group(1).lower()
+    for letter, other in ((choices[0], right), (choices[1], left)):
+        labelled = _CHOICE_AND_TEXT.fullmatch(other)
+        if letter is not None and labelled is not None:
+            return letter.group(1).upper() == labelled.group(1)
     bases = _BASE.fullmatch(left), _BASE.fullmatch(right)
     if bases[0] is not None and bases[1] is not None:
         return bases[0].groups() == bases[1].groups()
@@ -167,9 +179,12 @@ def _with_units(left: str, right: str) -> bool:
 
 
 def _split_unit(text: str) -> tuple[str, object]:
+    generic = _GENERIC_UNIT.fullmatch(text)
+    if generic is not None:
+        return generic.group(1), None
     match = _TRAILING_UNIT.match(text)
     if match is None:
-        if text.endswith("°"):
+        if text.endswith("°") and not has_trigonometry(text):
             return text[:-1].strip(), find_unit("°")
         return text, None
     unit = find_unit(match.group(2))

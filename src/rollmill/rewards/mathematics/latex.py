@@ -23,6 +23,8 @@ _POWER_OF_FRACTION = re.compile(r"\^\s*\(")
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SIMPLE_QUOTIENT = re.compile(r"(?<![\w}).\\^])(\d+)\s*/\s*(\d+)(?=\s*[a-zA-Z\\(])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
+_TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _RUN = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 _LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _KNOWN = frozenset(
@@ -50,9 +52,17 @@ def _is_product(run: str) -> bool:
     return all(ord(b) - ord(a) in (0, 1) for a, b in itertools.pairwise(run))
 
 
+def has_trigonometry(text: str) -> bool:
+    """Whether a trigonometric function stands in a text: then degrees are not a mere unit."""
+    return _TRIGONOMETRY.search(text) is not None
+
+
 def to_latex(text: str) -> str:
     """The LaTeX of a cleaned answer that is not words."""
-    text = text.replace("**", "^").replace("°", r"^{\circ}")
+    text = text.replace("**", "^")
+    if "°" in text and has_trigonometry(text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text = text.replace("°", r"^{\circ}")
     text = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text)
     text = _PLAIN_FUNCTION.sub(r"\\\1 ", text)
     text = _PLAIN_CONSTANT.sub(lambda m: _CONSTANTS.get(m[1], f"\\{m[1]}") + " ", text)

@@ -48,7 +48,7 @@ _REPEATING = re.compile(
 _SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SIGN = re.compile(r"\s*([-+])\s*")
 _CURRENCY = re.compile(r"(?:US|A|C|CA|AU)?([$€£¥₹])\s?")
-_WORDS = re.compile(r"[a-z]{3,}(?:[ -][a-z]+)*")
+_WORDS = re.compile(r"(?:of )?[a-z]{3,}(?:[ -][a-z]+)*")
 _MATH_WORDS = """pi sqrt sin cos tan cot sec csc log ln exp mod and or infinity theta choose minus
 plus times over divided squared cubed not to from if when where root percent"""
 _NOT_DESCRIPTIONS = frozenset(_MATH_WORDS.split())

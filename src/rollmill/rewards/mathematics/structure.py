@@ -13,6 +13,7 @@ _MATRIX = re.compile(
 _UNION = re.compile(r"\\cup(?![a-zA-Z])|(?<=[)\]}])\s*U\s*(?=[(\[{\\])")
 _MEMBER = re.compile(r"^[a-zA-Z](?:_\{?\w+\}?)?\s*\\in(?![a-zA-Z])\s*")
 _OPENING = {"(": ")", "[": "]"}
+_SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\mid(?![a-zA-Z])|\||:)\s*([^|]*)\\\}")
 MAX_ITEMS = 256
 
 
@@ -50,6 +51,9 @@ def parse(text: str) -> Node:
 
 
 def _prepared(text: str) -> str:
+    built = _SET_BUILDER.fullmatch(text)
+    if built is not None:
+        text = built.group(1)
     text = _AND_OR.sub(", ", text)
     if ", " in text:
         text = _TIGHT_THOUSANDS.sub("", text)

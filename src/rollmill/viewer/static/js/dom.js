@@ -46,6 +46,16 @@ export function visible(text) {
   });
 }
 
+const LONG_WORD = /\S{1000}/;
+
+/** Text as a block of its own. Browsers take seconds to find where to break words of 100,000
+ * characters nicely; such a text is broken anywhere. */
+export function textBlock(text, attributes = {}, tag = "div") {
+  const shown = visible(text);
+  const classes = ["plain-text", attributes.class, LONG_WORD.test(shown) && "break-all"].filter(Boolean).join(" ");
+  return h(tag, { dir: "auto", ...attributes, class: classes }, shown);
+}
+
 const MINUS = "\u2212";
 
 /** A figure for people: four significant digits, thousands in groups, small ones in powers of ten. */

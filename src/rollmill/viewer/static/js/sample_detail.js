@@ -1,6 +1,6 @@
 // One sample, and its group side by side.
 
-import { figure, fill, h, note, seconds, visible } from "./dom.js";
+import { figure, fill, h, note, seconds, textBlock, visible } from "./dom.js";
 import { recall, remember } from "./route.js";
 import { rewardTag } from "./sample_list.js";
 import { legend, MODES, promptTokens, recolour, responseTokens, tokenBlock } from "./tokens.js";
@@ -47,7 +47,7 @@ export class SampleDetail {
           h("div", { class: "card-body" }, judgement(sample)))),
       h("article", { class: "card", "aria-label": "Response" }, this.#bar, segments, this.#moreTokens(sample, segments),
         h("div", { class: "card-body" }, h("details", {}, h("summary", {}, "as plain text"),
-          h("div", { class: "plain-text mono", "data-part": "response", dir: "auto" }, visible(sample.response))))),
+          textBlock(sample.response, { class: "mono", "data-part": "response" })))),
       h("article", { class: "card", "aria-label": "Facts" }, h("div", { class: "card-body" }, facts(sample))));
     this.#drawBar();
   }
@@ -176,7 +176,7 @@ function statusTag(sample) {
 
 function message({ role, text }) {
   return h("div", { class: "message" }, role ? h("div", { class: "message-role" }, visible(role)) : null,
-    h("div", { class: "plain-text", dir: "auto" }, visible(text)));
+    textBlock(text));
 }
 
 function meanLogProb(tokens) {
@@ -196,7 +196,7 @@ function judgement(sample) {
   if (sample.failure) rows.push(["failure", sample.failure]);
   return [
     h("table", { class: "judgement" }, rows.map(([name, value]) => h("tr", {}, h("td", { class: "muted" }, visible(name)), h("td", { "data-fact": name }, visible(value))))),
-    sample.label ? [h("h3", { class: "muted small" }, "Reference answer"), h("pre", { class: "plain-text", "data-part": "label" }, visible(sample.label))] : null,
+    sample.label ? [h("h3", { class: "muted small" }, "Reference answer"), textBlock(sample.label, { "data-part": "label" }, "pre")] : null,
   ];
 }
 
@@ -214,7 +214,7 @@ function facts(sample) {
   for (const [name, value] of Object.entries(sample.counters)) if (value) entries.push([words(name), figure(value)]);
   return [
     h("dl", { class: "facts" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, visible(name)), h("dd", {}, value)))),
-    sample.metadata ? h("details", {}, h("summary", {}, "metadata"), h("pre", { class: "plain-text" }, visible(sample.metadata))) : null,
+    sample.metadata ? h("details", {}, h("summary", {}, "metadata"), textBlock(sample.metadata, {}, "pre")) : null,
   ];
 }
 

@@ -1,0 +1,184 @@
+"""Rollouts that never pause: batches are taken from work that goes on while the trainer trains.
+
+`Stream` is the asyncio shell around `StalenessGate`, as `Round` is around `Collector`; it lives as
+long as the run and settles groups as a round does. One background task, the pump, submits groups
+whenever the gate admits some and settles those that end. Invariants: no group is in a batch whose
+oldest token is more than `max_staleness` versions old (proved in `staleness`); an error in the
+pump ends the next `next_batch`, never silently; after `stop` no task is left and every group is
+booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rollmill.data.ledger import State
+from rollmill.filters import Verdict
+from rollmill.rollout.collector import Collector
+from rollmill.rollout.fresh import restart_group
+from rollmill.rollout.round import Round, RoundParts, limits_of, round_metrics
+from rollmill.rollout.staleness import StalenessGate
+from rollmill.rollout.tasks import end_all
+from rollmill.sample import Group
+
+NEVER_FULL = 1 << 62
+"""A step's collector only counts: which groups make the batch is the staleness gate's to say."""
+
+PartsOf = Callable[[int, int], RoundParts]
+
+
+class Stream(Round):
+    """Continuous rollouts.
+
+    Args:
+        parts_of: what the rollouts of a (step, version) work with.
+        step: the first step that a batch is wanted for.
+        version: of the weights that are served.
+    """
+
+    def __init__(self, parts_of: PartsOf, *, step: int, version: int) -> None:
+        parts = parts_of(step, version)
+        super().__init__(parts)
+        self._parts_of = parts_of
+        self._step = step
+        self._ages = StalenessGate(
+            batch_size=parts.config.batch_size,
+            max_staleness=parts.config.max_staleness,
+            version=version,
+        )
+        self._finished: dict[int, Group] = {}
+        self._changed = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._wakes: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
+        self._waited_for: Sequence[int] = ()
+        self.collector = self._new_collector()
+        self._restore()
+
+    async def next_batch(self) -> list[Group]:
+        """The groups of the next step, by group index; waits until they are finished.
+
+        Raises:
+            RolloutError: too many groups failed or were rejected.
+        """
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._run_pump(), name="rollout pump")
+        while (chosen := self._ages.take_batch()) is None:
+            self._report()
+            await self._until_changed(self._pump)
+        groups = [self._finished.pop(index) for index in chosen]
+        self.collector.cut(groups, reject_rest=None)
+        self.is_complete = True
+        self._report()
+        return sorted(groups, key=lambda group: group.group_index)
+
+    def begin_step(self, step: int) -> None:
+        """The batch of the step before was taken: what happens from now on counts for `step`."""
+        waiting, self._step = list(self._finished.values()), step
+        self._started = time.monotonic()
+        self._parts = self._parts_of(step, self._ages.version)
+        self.collector = self._new_collector()
+        self.collector.submitted(len(self._tasks))
+        for group in waiting:
+            self.collector.offer_ready(group)
+        self._wakes.put_nowait(None)
+
+    def weights_changed(self, version: int) -> None:
+        """Weights of `version` are served from now on: more groups may be admitted."""
+        self._ages.trained(version)
+        self._parts = self._parts_of(self._step, version)
+        self._wakes.put_nowait(None)
+
+    def finished_groups(self) -> list[Group]:
+        """Groups that no batch has taken yet."""
+        return list(self._finished.values())
+
+    def prompts_in_flight(self) -> list[Group]:
+        """The prompts of the groups that are being answered, afresh: for a checkpoint."""
+        prompts = [Group(group.group_index, list(group.samples)) for group in self._tasks.values()]
+        for group in prompts:
+            restart_group(group)
+        return prompts
+
+    async def stop(self) -> None:
+        """End the pump and everything in flight; see `Round.stop`."""
+        if self._pump is not None:
+            await end_all([self._pump])
+            self._pump = None
+        await super().stop()
+
+    def leftover(self) -> list[Group]:
+        """Finished groups that no batch took."""
+        return self.finished_groups()
+
+    def metrics(self) -> dict[str, float]:
+        """What happened since the step began, and how far ahead the rollouts are."""
+        return round_metrics(self.collector, self._parts.runner, self._started) | {
+            "rollout/max_requests_in_flight": float(self._parts.runner.context.gate.high_water),
+            "rollout/live_groups": float(self._ages.num_live),
+        }
+
+    async def _run_pump(self) -> None:
+        while True:
+            await self._submit(self._ages.num_to_admit())
+            ended = await self._wakes.get()
+            if ended is not None and ended in self._tasks:
+                self._settle(ended)
+                self._changed.set()
+
+    async def _until_changed(self, pump: asyncio.Task[None]) -> None:
+        self._changed.clear()
+        waiter = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({waiter, pump}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        if pump.done():
+            pump.result()
+
+    def _started_group(self, group: Group, task: asyncio.Task[Group]) -> None:
+        self._ages.admit(group.group_index)
+        task.add_done_callback(self._wakes.put_nowait)
+
+    def _book(self, group: Group, verdict: Verdict) -> None:
+        super()._book(group, verdict)
+        if verdict.keep:
+            self._ages.finish(group.group_index)
+            self._finished[group.group_index] = group
+        else:
+            self._ages.drop(group.group_index)
+
+    def _fail(self, group: Group, reason: str) -> None:
+        self._ages.drop(group.group_index)
+        super()._fail(group, reason)
+
+    def _return(self, group: Group) -> None:
+        self._ages.drop(group.group_index)
+        super()._return(group)
+
+    def _restore(self) -> None:
+        """Finished groups of an earlier process count by the age of their oldest token."""
+        usable = self._parts.supply.take_ready()
+        versions = {
+            group.group_index: min(
+                (v for s in group.samples if (v := s.oldest_version) is not None),
+                default=self._ages.version,
+            )
+            for group in usable
+        }
+        for group in sorted(usable, key=lambda g: (versions[g.group_index], g.group_index)):
+            self._ages.restore(group.group_index, versions[group.group_index])
+            self._finished[group.group_index] = group
+            self.collector.offer_ready(group)
+
+    def _new_collector(self) -> Collector:
+        return Collector(replace(limits_of(self._parts), target=NEVER_FULL, when_short="error"))
+
+
+def give_back_unanswered(parts: RoundParts, groups: Sequence[Group]) -> None:
+    """After a resume: prompts that were in flight start afresh, before all others."""
+    for group in groups:
+        parts.books.record(group, State.ISSUED)
+        parts.supply.give_back(group)
