@@ -234,7 +234,7 @@ class ContinuousBatching(Generate):
     name = "continuous batching"
 
     def __init__(self, folder: str, dtype: str, threads: int) -> None:
-        from transformers import GenerationConfig
+        from transformers import ContinuousBatchingConfig, GenerationConfig
 
         super().__init__(folder, dtype, threads)
         config = GenerationConfig(
@@ -245,7 +245,11 @@ class ContinuousBatching(Generate):
             pad_token_id=0,
             max_new_tokens=1024,
         )
-        self.manager = self.model.init_continuous_batching(generation_config=config)
+        # Its own choice on a CPU is nearly all memory of the machine; this holds every load.
+        room = ContinuousBatchingConfig(num_blocks=256, page_size=256, max_batch_tokens=1024)
+        self.manager = self.model.init_continuous_batching(
+            generation_config=config, continuous_batching_config=room
+        )
         self.manager.start()
         self.run(Load("the first request sets it up", [[20, 21]], [2]))
 

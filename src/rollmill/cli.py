@@ -235,6 +235,26 @@ def export(
     typer.echo(f"wrote {folder}")
 
 
+@app.command()
+def replay(
+    run: RunPath,
+    step: Annotated[int, typer.Argument(metavar="STEP", help="The recorded step.", min=1)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[trainer.field=value …]", help="What to do differently."),
+    ] = None,
+) -> None:
+    """Take a recorded STEP of RUN again with other trainer settings and show what changes.
+
+    Needs no engine. `rollout.filters.*` and `reward.reward_key` can be changed too.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from rollmill.loop.replay import replay_run
+
+    _quiet_libraries()
+    replay_run(run, step, overrides or [])
+
+
 def _run(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> Any:
     """Run to the end. The first SIGINT or SIGTERM asks to stop, the second one cancels."""
 

@@ -146,3 +146,17 @@ def test_the_check_command_shows_findings_and_fails(
 @pytest.mark.parametrize("label", ["5", "Paris", r"\frac{1}{2}", "(1, 2)", "9" * 5000])
 def test_corrupted_answers_differ_from_the_label(label: str) -> None:
     assert label not in corrupted(label)
+
+
+def test_a_label_that_is_an_object_is_graded_as_its_json_by_a_custom_reward(tmp_path) -> None:
+    from rollmill.config import RewardConfig
+    from rollmill.data import PromptRow
+    from rollmill.rewards.check import check_rewards
+
+    (tmp_path / "r.py").write_text(
+        "import json\ndef reward(sample):\n    return float(sample.response == json.dumps(sample.label))\n"
+    )
+    rows = [PromptRow("q", [1, 2], {"age": 34, "name": "Vera"}, row_id="a:1")]
+    report = check_rewards(rows, RewardConfig(function="r.py:reward"), base_dir=tmp_path)
+    assert report.is_fine
+    assert (report.num_gold, report.num_corrupted) == (1, 2)

@@ -284,4 +284,4 @@ def test_bombs_one_after_the_other_cost_their_deadlines_and_little_more(with_jud
     outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math", timeout_s=0.1)
 
     assert kinds(outcomes)["timeout"] == 20
-    assert time.monotonic() - start < 30, "20 × 0.1 s of processor time, starting, a slow machine"
+    assert time.monotonic() - start < 60, "20 × 0.1 s of processor time, starting, a slow machine"

@@ -44,14 +44,14 @@ def numbers_as_latex(value: Fraction) -> list[str]:
 
 @st.composite
 def expressions(draw: st.DrawFn, depth: int = 3) -> str:
-    """Expressions in LaTeX that are short enough never to explode."""
+    """Expressions in LaTeX that are short enough never to explode, and nowhere divide by 0."""
     if depth == 0:
         return str(draw(st.one_of(small.map(str), letters, st.just(r"\pi"))))
     inner = expressions(depth - 1)
     kind = draw(st.integers(0, 6))
     a, b = draw(inner), draw(inner)
     forms = (
-        f"({a})+({b})", f"({a})-({b})", rf"({a})\cdot({b})", rf"\frac{{{a}}}{{{b}}}",
+        f"({a})+({b})", f"({a})-({b})", rf"({a})\cdot({b})", rf"\frac{{{a}}}{{({b})^{{2}}+7}}",
         rf"\sqrt{{{a}}}", f"({a})^{{2}}", a,
     )  # fmt: skip
     return forms[kind]

@@ -121,6 +121,15 @@ BROKEN = {
         "def f(sample):\n    sample.segments = []\n",
     ),
     "source, no source": ("data_source", "def f(context):\n    return object()\n"),
+    "rollout, too few": (
+        "rollout",
+        "async def f(context):\n    return [await context.answer(context.take(1)[0])]\n",
+    ),
+    "rollout, keeps failed ones unanswered": (
+        "rollout",
+        "async def f(context):\n    return context.take(context.batch_size)\n",
+    ),
+    "evaluation, no metrics": ("evaluation", "async def f(context):\n    return context.sets\n"),
     "no such kind": ("nothing", "def f():\n    pass\n"),
 }
 

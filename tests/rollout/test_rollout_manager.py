@@ -681,3 +681,28 @@ def test_an_over_sampling_filter_that_keeps_too_few_is_named(tmp_path: Path) -> 
         assert side.manager.num_ready == 6
 
     run(main)
+
+
+def test_requests_that_user_code_left_behind_are_stopped_with_the_batch(tmp_path: Path) -> None:
+    engines = SlowRows({1})
+    left: list[asyncio.Task[Sample]] = []
+
+    async def careless(sample: Sample, context: GenerateContext) -> Sample:
+        if sample.group_index == 1:
+            left.append(asyncio.create_task(context.extend(sample)))
+            await asyncio.sleep(0)
+            raise ValueError("and gone")
+        return await context.extend(sample)
+
+    hooks = LoadedHooks(generate=careless)
+    side = make_side(tmp_path, engines, hooks=hooks, config={"max_attempt_retries": 1})
+
+    async def main() -> None:
+        batch = await side.train()
+        assert indices(batch.groups) == [0, 2, 3, 4]
+        assert engines.num_running == side.context.gate.num_inside == 0
+        await asyncio.gather(*left)
+        ((failed, _),) = batch.failed
+        assert all(not sample.segments for sample in failed.samples)  # they wrote to older samples
+
+    run(main)

@@ -165,7 +165,7 @@ def test_no_prompt_is_lost_or_trained_twice_whatever_happens(
     )
 
     async def main() -> None:
-        async with scripted(script, folder, max_retries=1) as (engine, pool):
+        async with scripted(script, folder, max_retries=1, request_timeout_s=1.0) as (engine, pool):
             side = make_side(
                 folder,
                 pool,

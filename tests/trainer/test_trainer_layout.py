@@ -11,6 +11,7 @@ from rollmill.trainer.layout import (
     MicroBatch,
     TokenSequence,
     choose_plan,
+    plan_packed,
     plan_padded,
     plan_trees,
 )
@@ -49,7 +50,7 @@ def contexts(batch: MicroBatch, plan_input: list[TokenSequence]) -> list[tuple[i
     return found
 
 
-@pytest.mark.parametrize("planner", [plan_padded, plan_trees])
+@pytest.mark.parametrize("planner", [plan_padded, plan_trees, plan_packed])
 @given(items=st.lists(sequences(), max_size=8), budget=st.integers(1, 40))
 def test_every_wanted_token_is_scored_once_after_exactly_its_own_beginning(
     planner: object, items: list[TokenSequence], budget: int

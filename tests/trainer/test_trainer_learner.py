@@ -49,6 +49,7 @@ def test_micro_batches_chunks_layout_and_order_do_not_matter(
     variants = [
         (groups, {"layout": "padded", "max_tokens_per_micro_batch": 1}),
         (groups, {"layout": "tree", "max_tokens_per_micro_batch": 30, "logprob_chunk_tokens": 2}),
+        (groups, {"layout": "packed", "max_tokens_per_micro_batch": 40}),
         (groups[::-1], {"layout": "auto", "max_tokens_per_micro_batch": 64}),
     ]
     for given, changes in variants:

@@ -20,7 +20,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from rollmill.trainer.layout import TokenSequence, plan_padded, plan_trees
+from rollmill.trainer.layout import TokenSequence, plan_packed, plan_padded, plan_trees
 from rollmill.trainer.logprobs import Head, chunked_log_probs, log_probs_from_logits
 from rollmill.trainer.policy import Policy
 
@@ -64,7 +64,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3])
-@pytest.mark.parametrize("planner", [plan_padded, plan_trees])
+@pytest.mark.parametrize("planner", [plan_padded, plan_trees, plan_packed])
 def test_scores_and_gradients_equal_plain_forward_passes(
     make: Any, planner: Any, rng: np.random.Generator
 ) -> None:

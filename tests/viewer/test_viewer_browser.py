@@ -14,6 +14,7 @@ import pytest
 
 from support.hostile_run import ROWS, SCRIPTS
 from support.made_run import Shape, make_run
+from support.tiny_run import rollmill, write_tiny_run
 
 pytestmark = pytest.mark.timeout(240)
 WAIT_S = 30
@@ -311,6 +312,35 @@ def test_the_ledger_balances_as_the_file_does(look: Callable[..., Page], made_ru
     page.wait(f"{history}?.tBodies[0].rows.length === arguments[0]", events)
 
 
+def test_a_run_that_was_really_trained_is_shown(look: Callable[..., Page], tmp_path: Path) -> None:
+    """Engine, rewards, trainer and ledger wrote this one; only the model is tiny."""
+    config = write_tiny_run(
+        tmp_path,
+        run__num_steps=2,
+        rollout__batch_size=4,
+        eval__datasets=[],
+        telemetry__console=False,
+    )
+    done = rollmill("train", config)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    page = look(run)
+    last = [r for r in records(run) if r["kind"] == "train"][-1]
+    assert page.text("[data-tile=step] .tile-value") == "2 of 2"
+    rate = shown(last["rollout/tokens_per_second"])
+    assert page.text("[data-tile=rate] .tile-value") == f"{rate} tokens/s"
+    page.open("samples?run=0&step=2&row=3")
+    row = rows_of(run, 2)[3]
+    assert page.text(".sample h2") == f"Sample {row['index']}"
+    texts = page.run("[...document.querySelectorAll('.segment [data-at]')].map(s => s.textContent)")
+    assert "".join(texts).removesuffix("<eos>") == row["response"]
+    page.open("timeline?run=0&step=2")
+    assert page.text("[data-tile=Step] .tile-value")
+    assert "groups" in page.text("main table")
+    page.open("ledger?run=0")
+    page.wait("document.querySelector('[data-state=consumed]')?.cells[1].innerText === '8'")
+
+
 def test_a_live_run_is_followed(look: Callable[..., Page], tmp_path: Path) -> None:
     run = make_run(tmp_path / "live", Shape(num_steps=2, num_groups=2))
     page = look(run)
@@ -321,6 +351,18 @@ def test_a_live_run_is_followed(look: Callable[..., Page], tmp_path: Path) -> No
         )
     page.wait("document.querySelector('[data-tile=reward] .tile-value').innerText === '0.125'")
     assert page.text("[data-tile=step] .tile-value") == "3 of 2"
+    page.wait("document.querySelector('[data-panel=reward]').innerText === '0.125'")
+
+
+def test_smoothing_redraws_the_charts_in_place(look: Callable[..., Page], made_run: Path) -> None:
+    page = look(made_run)
+    count = "document.querySelectorAll('main .chart-card canvas').length"
+    drawn = page.wait(f"{count} >= 18 && {count}")
+    pixels = "document.querySelector('[aria-label=Reward].chart-card canvas').toDataURL()"
+    before = page.run(pixels)
+    page.click(".overview-bar .choice button:last-child")
+    page.wait(f"{pixels} !== arguments[0]", before)
+    assert page.run(count) == drawn
 
 
 def test_hostile_output_is_text_and_never_runs(

@@ -9,18 +9,26 @@ from rollmill.config.rollout import FilterConfig, RolloutConfig, RolloutHooks
 from rollmill.config.root import Config
 from rollmill.config.run import RunConfig, TelemetryConfig
 from rollmill.config.sampling import SamplingConfig
-from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from rollmill.config.trainer import (
+    AlgorithmConfig,
+    CriticConfig,
+    LoraConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
 from rollmill.config.weights import WeightsConfig
 
 __all__ = [
     "AlgorithmConfig",
     "Config",
+    "CriticConfig",
     "DatasetConfig",
     "EmbeddedEngineConfig",
     "EngineConfig",
     "EvalConfig",
     "EvalDatasetConfig",
     "FilterConfig",
+    "LoraConfig",
     "ModelConfig",
     "OptimizerConfig",
     "RewardConfig",

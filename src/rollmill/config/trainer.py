@@ -108,6 +108,21 @@ class OptimizerConfig(Section):
     """Largest global gradient norm."""
 
 
+class LoraConfig(Section):
+    """Low-rank adapters, trained instead of the weights; needs `pip install 'rollmill[lora]'`.
+
+    Checkpoints hold the adapters only; engines and exports get merged weights.
+    """
+
+    rank: int = Field(16, ge=1)
+    """Inner dimension of the adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """Adapters are scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Layers that get one: all linear ones but the output layer, or those whose names end so
+    (`[q_proj, v_proj]`)."""
+
+
 class CriticConfig(Section):
     """The value model of the `ppo` estimator; unused otherwise."""
 
@@ -148,9 +163,22 @@ class TrainerConfig(Section):
     """Recompute activations in the backward pass to save memory."""
     reference_model: str | None = None
     """Folder of the reference model for the KL term; null takes the starting weights."""
+    peak_tflops: float | None = Field(None, gt=0)
+    """Peak of one rank's device at `dtype`, in 10¹² operations per second, for the `mfu` metric;
+    null measures it with a large matrix product at start-up."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of the weights; null trains the weights."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Advantage and loss."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
     critic: CriticConfig = CriticConfig()
     """The critic of the `ppo` estimator."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> TrainerConfig:
+        if self.lora is not None and self.num_ranks > 1:
+            raise ValueError(
+                f"lora: expected num_ranks: 1 (adapters are not sharded), found {self.num_ranks}"
+            )
+        return self

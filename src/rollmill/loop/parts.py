@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.cluster.local import LocalWorker
+from rollmill.cluster.ranks import RankGroup, Worker
 from rollmill.config import Config
 from rollmill.data import load_tokenizer, open_source
 from rollmill.data.ledger import Ledger
@@ -44,6 +45,9 @@ from rollmill.weights.disk import DiskTransport
 
 logger = logging.getLogger(__name__)
 
+TRAINER = "rollmill.trainer.worker:TorchTrainer"
+"""What runs in a trainer's process."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -54,7 +58,7 @@ class Parts:
     engines: EnginePool
     rollouts: RolloutManager
     evaluator: Evaluator
-    trainer: LocalWorker
+    trainer: Worker
     transport: DiskTransport
     checkpoints: CheckpointStore
     metrics: MetricsLog
@@ -259,14 +263,19 @@ def make_runner(
 
 async def start_trainer(
     stack: AsyncExitStack, config: Config, policy: Policy, run_dir: RunDir, base_dir: Path
-) -> LocalWorker:
-    """The trainer's process, stopped when `stack` closes."""
-    trainer = LocalWorker(
-        "rollmill.trainer.worker:TorchTrainer",
-        name="trainer",
-        log_path=run_dir.logs / "trainer.log",
-        environment={"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"},
-    )
+) -> Worker:
+    """The trainer's process, or all of its ranks, stopped when `stack` closes."""
+    place: dict[str, Any] = {
+        "name": "trainer",
+        "log_path": run_dir.logs / "trainer.log",
+        "environment": {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"},
+    }
+    num_ranks = config.trainer.num_ranks
+    trainer: Worker
+    if num_ranks == 1:
+        trainer = LocalWorker(TRAINER, **place)
+    else:
+        trainer = RankGroup(TRAINER, num_ranks=num_ranks, **place)
     stack.push_async_callback(trainer.stop)
     await trainer.start(
         config=config.trainer.model_dump(mode="json"),

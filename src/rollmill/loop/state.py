@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rollmill.cluster.local import LocalWorker
+from rollmill.cluster.ranks import Worker
 from rollmill.rollout.manager import RolloutManager
 from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.trainer.checkpoint import CheckpointStore
@@ -19,7 +19,7 @@ TRAINER_STATE = "trainer"
 
 
 async def save(
-    store: CheckpointStore, step: int, *, trainer: LocalWorker, rollouts: RolloutManager
+    store: CheckpointStore, step: int, *, trainer: Worker, rollouts: RolloutManager
 ) -> None:
     """Write the checkpoint of `step`; it exists whole or not at all."""
     folder = store.begin(step)
@@ -33,7 +33,7 @@ async def save(
 async def resume(
     store: CheckpointStore,
     *,
-    trainer: LocalWorker,
+    trainer: Worker,
     rollouts: RolloutManager,
     metrics: MetricsLog,
 ) -> int:

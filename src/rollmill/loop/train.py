@@ -7,6 +7,7 @@ version k - 1, so a run of n steps ends with version n, and a resume after step 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,14 @@ from rollmill.config import Config
 from rollmill.loop import state
 from rollmill.loop.parts import Parts, open_parts
 from rollmill.loop.run_dir import RunLock
+from rollmill.rewards.alarm import OutcomeAlarm
 from rollmill.rollout.batch import RolloutBatch
 from rollmill.sample import flatten
 from rollmill.sample_codec import encode_group
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.samples import SampleDump
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -69,6 +73,7 @@ class Loop:
         self._evaluated: dict[int, dict[str, float]] = {}
         self._clock: dict[str, float] = {}
         self._is_offloaded = False
+        self._alarm = OutcomeAlarm()
 
     async def run(self) -> TrainResult:
         """From the newest checkpoint (or the start) to the last step, or until told to stop."""
@@ -103,6 +108,8 @@ class Loop:
     async def _rollout(self, step: int) -> RolloutBatch:
         with self._timed("rollout", step):
             batch = await self._parts.rollouts.collect(step=step, version=step - 1)
+        for alarm in self._alarm.update(outcomes_of(batch)):
+            logger.warning("step %d: %s", step, alarm)
         if self._config.telemetry.dump_samples:
             dump = SampleDump(self._parts.run_dir.samples)
             await asyncio.to_thread(dump.write, step, flatten(batch.groups))
@@ -195,3 +202,8 @@ class Loop:
             yield
         finally:
             self._clock[f"time/{phase}_s"] = time.monotonic() - started
+
+
+def outcomes_of(batch: RolloutBatch) -> list[str]:
+    """How judging ended, for every judged sample of the batch."""
+    return [s.reward_outcome for s in flatten(batch.groups) if s.reward_outcome is not None]

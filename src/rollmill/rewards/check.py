@@ -6,6 +6,7 @@ A data set whose own labels are graded wrong teaches a model the wrong thing; th
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -199,6 +200,9 @@ def _answers(kind: str, row: LabelledRow) -> tuple[list[str], list[str]]:
         if letter is not None:
             letters = options_of(item).letters
             return [letter], [letters[(letters.index(letter) + 1) % len(letters)]]
+    if not is_type(kind) and isinstance(row.label, dict):
+        gold = json.dumps(row.label, ensure_ascii=False)
+        return [gold], corrupted(gold)
     try:
         labels = label_texts(row.label)
     except GradingError:

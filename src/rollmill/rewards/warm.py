@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rollmill.config.reward import RewardConfig
 from rollmill.errors import RollmillError
-from rollmill.rewards.functions import CustomReward, is_function_path
+from rollmill.rewards.functions import is_function_path
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.judging import judge_with
 from rollmill.rewards.protocol import Setup
@@ -42,16 +42,16 @@ def warm_up(setup: Setup) -> None:
                 table.get(name)
     types = {base_type(name) for name in setup.graders}
     if not types or types & MATHEMATICAL:
-        _warm_mathematics(table)
+        _warm_mathematics()
     gc.collect()
     gc.freeze()  # the collector of a successor must not touch, and so copy, what is shared
 
 
-def _warm_mathematics(table: GraderTable) -> None:
+def _warm_mathematics() -> None:
+    from rollmill.rewards.graders.math import MathGrader, MathParams
     from rollmill.rewards.mathematics.symbolic import expressions_equal
 
-    grader = table.get("math")
-    assert not isinstance(grader, CustomReward)
+    grader = MathGrader(MathParams())
     for left, right in _EXPRESSIONS:
         expressions_equal(left, right)
         judge_with(grader, RewardInput(response=rf"\boxed{{{left}}}", label=right))

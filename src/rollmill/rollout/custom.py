@@ -19,7 +19,7 @@ from rollmill.filters import KEEP
 from rollmill.rollout.collector import Collector
 from rollmill.rollout.fresh import is_done, restart_group
 from rollmill.rollout.group import first_line
-from rollmill.rollout.round import RoundParts, limits_of, round_metrics
+from rollmill.rollout.round import RoundParts, abort_requests, limits_of, round_metrics
 from rollmill.rollout.tasks import end_all
 from rollmill.rollout.usage import Loss
 from rollmill.sample import Group
@@ -104,10 +104,12 @@ class OwnRound:
 
     async def stop(self) -> None:
         """End what the function left running and book what it took and did not return."""
-        self._parts.runner.context.gate.close()
+        context, running = self._parts.runner.context, self.context._running
+        context.gate.close()
         try:
-            await end_all(self.context._running)
+            await abort_requests(context, set(running), self._parts.config.abort_timeout_s)
         finally:
+            await end_all(running)
             for group in self.context._taken.values():
                 self._settle_unused(group)
             self.context._taken.clear()

@@ -162,7 +162,7 @@ class Evaluator:
         names = tuple(each.config.name for each in self._sets)
         context = EvaluationContext(step, names, answer, self._metrics)
         own = self._hooks.evaluation
-        metrics = await (evaluate_all(context) if own is None else _call_own(own, context))
+        metrics = await (evaluate_all(context) if own is None else evaluate_with(own, context))
         return EvalResult(metrics, by_name)
 
     def _set(self, name: str) -> _EvalSet:
@@ -216,8 +216,12 @@ async def _answer(context: EvaluationContext, name: str) -> list[Group]:
     return await context.answer(name)
 
 
-async def _call_own(own: EvaluationFunction, context: EvaluationContext) -> dict[str, float]:
-    """The user's evaluation, checked."""
+async def evaluate_with(own: EvaluationFunction, context: EvaluationContext) -> dict[str, float]:
+    """The metrics of a user's evaluation function.
+
+    Raises:
+        HookError: it raised, or returned something else than metrics.
+    """
     try:
         metrics = await own(context)
     except (RollmillError, asyncio.CancelledError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rollmill.config.rollout import RolloutConfig
@@ -21,6 +21,7 @@ from rollmill.filters import KEEP, DynamicFilter, Verdict
 from rollmill.rollout.books import Books
 from rollmill.rollout.collector import CollectLimits, Collector
 from rollmill.rollout.fresh import is_done, restart_group
+from rollmill.rollout.generate import GenerateContext
 from rollmill.rollout.group import GroupRunner, first_line
 from rollmill.rollout.supply import StepSupply
 from rollmill.rollout.tasks import end_all
@@ -91,8 +92,9 @@ class Round:
         """
         self._parts.runner.context.gate.close()
         try:
-            if self._tasks and not self._is_hurried:
-                await self._abort()
+            if not self._is_hurried:
+                context = self._parts.runner.context
+                await abort_requests(context, self._tasks, self._config.abort_timeout_s)
         finally:
             try:
                 await end_all(self._tasks)
@@ -126,18 +128,6 @@ class Round:
                 task.add_done_callback(self._done.put_nowait)
             count -= len(groups)
             await asyncio.sleep(0)
-
-    async def _abort(self) -> None:
-        """Stop the engines' work on our requests, and wait for it to come back."""
-        deadline_s = self._config.abort_timeout_s
-        engines = self._parts.runner.context.engines
-        abort = asyncio.ensure_future(engines.abort_all(deadline_s))
-        try:
-            await asyncio.wait(self._tasks, timeout=deadline_s)
-        finally:
-            await end_all([abort], first_wait_s=1.0)
-        if not abort.cancelled() and (error := abort.exception()) is not None:
-            logger.warning("aborting on the engines: %s", error)
 
     def _settle(self, task: asyncio.Task[Group]) -> None:
         """Book a group whose task ended by itself."""
@@ -222,6 +212,26 @@ class Round:
                 reasons=dict(collector.reasons),
             )
         )
+
+
+async def abort_requests(
+    context: GenerateContext, tasks: Collection[asyncio.Task[Group]], deadline_s: float
+) -> None:
+    """Stop the engines' work on our requests and wait for the tasks, no longer than the deadline.
+
+    Requests that nobody waits for any more are stopped as well: user code may have left some.
+    """
+    if not tasks and not context.gate.num_inside:
+        return
+    abort = asyncio.ensure_future(context.engines.abort_all(deadline_s))
+    try:
+        if tasks:
+            await asyncio.wait(tasks, timeout=deadline_s)
+    finally:
+        await end_all([abort], first_wait_s=deadline_s if context.gate.num_inside else 1.0)
+    is_known = abort.done() and not abort.cancelled()
+    if is_known and (error := abort.exception()) is not None:
+        logger.warning("aborting on the engines: %s", error)
 
 
 def limits_of(parts: RoundParts) -> CollectLimits:

@@ -15,13 +15,13 @@ from rollmill.config.rollout import FilterConfig, RolloutHooks
 from rollmill.data.source import DataSource
 from rollmill.errors import HookError
 from rollmill.filters import DynamicFilter, load_ranking
-from rollmill.hooks import load_hook
 from rollmill.rewards.functions import CustomReward
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rollout.batch_hooks import apply_batch_hooks
 from rollmill.rollout.hooks import SIGNATURES, LoadedHooks, SourceContext, load_hooks, make_source
 from rollmill.sample import Group, Status
 from rollmill.testing.check_generate import check_generate_function
+from rollmill.testing.check_whole import check_evaluation_function, check_rollout_function
 from rollmill.testing.fakes import FakeTokenizer, make_batch, make_group, make_sample
 
 TIME_LIMIT_S = 30.0
@@ -46,6 +46,8 @@ def check_hook(name: str, path: str, *, base_dir: Path | None = None) -> None:
         "group_reward": lambda: check_reward(path, base_dir=folder, per_group=True),
         "data_source": lambda: check_source(path, base_dir=folder),
         "sample": lambda: _check_sample_hook(path, folder),
+        "rollout": lambda: _check_rollout(path, folder),
+        "evaluation": lambda: _check_evaluation(path, folder),
         "dynamic_filter": lambda: _check_dynamic(path, folder),
         "over_sampling_filter": lambda: _check_ranking(path, folder),
         "buffer_policy": lambda: _check_policy(path, folder),
@@ -56,8 +58,6 @@ def check_hook(name: str, path: str, *, base_dir: Path | None = None) -> None:
         special[name]()
     elif name in ("sample_filter", "reward_post_process", "all_samples", "batch_converter"):
         apply_batch_hooks(_loaded(name, path, folder), make_batch(), [make_group(9, (0.0, 0.0))])
-    elif name in SIGNATURES:
-        _loaded(name, path, folder)  # whole rollout and evaluation functions: their signature
     else:
         raise HookError(
             "there is no such kind of function",
@@ -159,6 +159,17 @@ def _check_position(path: str, source: DataSource, other: DataSource, first: lis
     _expect(path, "a loaded position goes on where it was saved", found, expected)
 
 
+def _check_rollout(path: str, folder: Path) -> None:
+    hooks = _loaded("rollout", path, folder)
+    _run(check_rollout_function(hooks, where=path), where=path)
+
+
+def _check_evaluation(path: str, folder: Path) -> None:
+    function = _loaded("evaluation", path, folder).evaluation
+    assert function is not None  # it was just loaded
+    _run(check_evaluation_function(function), where=path)
+
+
 def _check_sample_hook(path: str, folder: Path) -> None:
     hook: Any = _loaded("sample", path, folder).sample
     for sample in (make_group(0, (None, None)).samples[0], *make_group(1).samples):
@@ -211,8 +222,6 @@ def _check_log(name: str, path: str, folder: Path, *arguments: Any) -> None:
 
 
 def _loaded(name: str, path: str, folder: Path) -> LoadedHooks:
-    if name not in RolloutHooks.model_fields:
-        load_hook(path, base_dir=folder, expected=SIGNATURES[name], name=name)
     return load_hooks(RolloutHooks(**{name: path}), folder)
 
 

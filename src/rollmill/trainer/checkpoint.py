@@ -96,34 +96,11 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, ascending, verified or not."""
-        names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(match.group(1)) for match in names if match)
+        return _steps(self._folder)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose every file is as committed; None when there is none at all.
-
-        A damaged one is reported in the log, with the reason, and the one before is taken.
-
-        Raises:
-            CheckpointError: there are checkpoints and all are damaged.
-        """
-        reasons = []
-        for step in reversed(self.steps()):
-            path = self._folder / f"step_{step:06d}"
-            try:
-                return _verified(path, step)
-            except CheckpointError as error:
-                logger.warning("checkpoint %s is damaged and not used: %s", path, error)
-                reasons.append(f"{path.name}: {error.found or error.what}")
-        if reasons:
-            raise CheckpointError(
-                "every checkpoint is damaged",
-                where=str(self._folder),
-                expected="at least one whole checkpoint",
-                found="; ".join(reasons),
-                fix="restore one from a backup, or start a new run folder",
-            )
-        return None
+        """See `newest_checkpoint`."""
+        return newest_checkpoint(self._folder)
 
     def _unfinished(self, step: int) -> Path:
         return self._folder / f"{_UNFINISHED}step_{step:06d}"
@@ -142,6 +119,45 @@ class CheckpointStore:
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:
             shutil.rmtree(self._folder / f"step_{step:06d}", ignore_errors=True)
+
+
+def newest_checkpoint(folder: Path, *, at_most: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint whose every file is as committed; None when there is none at all.
+
+    A damaged one is reported in the log, with the reason, and the one before is taken. Nothing is
+    changed: a run may be working in the folder.
+
+    Args:
+        folder: of a run's checkpoints.
+        at_most: the last step to look at; None looks at all.
+
+    Raises:
+        CheckpointError: there are checkpoints and all are damaged.
+    """
+    reasons = []
+    for step in reversed([s for s in _steps(folder) if at_most is None or s <= at_most]):
+        path = folder / f"step_{step:06d}"
+        try:
+            return _verified(path, step)
+        except CheckpointError as error:
+            logger.warning("checkpoint %s is damaged and not used: %s", path, error)
+            reasons.append(f"{path.name}: {error.found or error.what}")
+    if reasons:
+        raise CheckpointError(
+            "every checkpoint is damaged",
+            where=str(folder),
+            expected="at least one whole checkpoint",
+            found="; ".join(reasons),
+            fix="restore one from a backup, or start a new run folder",
+        )
+    return None
+
+
+def _steps(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    names = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match.group(1)) for match in names if match)
 
 
 def _write_manifest(folder: Path, step: int, info: Mapping[str, Any]) -> None:

@@ -125,12 +125,13 @@ def plan_packed(
     Args:
         sequences: what to score; those without targets are left out.
         budget: most positions per micro-batch.
-        row_length: most positions per row; rows grow to the longest sequence where that is more.
+        row_length: most positions per row; rows grow to the longest sequence where that is more,
+            as far as the budget allows.
     """
     members = [number for number, sequence in enumerate(sequences) if len(sequence.targets)]
     inputs = [sequences[m].tokens[: sequences[m].num_inputs] for m in members]
     longest = max((len(tokens) for tokens in inputs), default=0)
-    capacity = max(longest, min(row_length, budget))
+    capacity = min(budget, max(longest, row_length))
     return _forests(pack_rows(members, inputs, capacity), sequences, budget)
 
 

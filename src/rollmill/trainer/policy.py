@@ -77,6 +77,11 @@ class Policy:
         """Parameters, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that learning changes."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
     def plan(self, sequences: Sequence[TokenSequence], budget: int) -> list[MicroBatch]:
         """Micro-batches for `sequences`, in the cheapest layout this model allows."""
         if not self.can_use_trees:

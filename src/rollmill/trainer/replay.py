@@ -81,6 +81,7 @@ def replay(
     model_path: str,
     state: Path | None = None,
     changed_groups: Sequence[Group] | None = None,
+    changed_reward_key: str | None = None,
     **arguments: Any,
 ) -> ReplayReport:
     """Take the step with both settings and compare.
@@ -90,13 +91,17 @@ def replay(
         recorded: the settings as they were.
         changed: the other settings.
         model_path: folder of the model.
-        state: what `TorchTrainer.save` wrote before the step; None starts from the folder.
+        state: what `TorchTrainer.save` wrote before the step; None starts from the folder. Other
+            settings that train other tensors (LoRA) cannot start from it.
         changed_groups: other samples for the other settings (another filter); None takes `groups`.
+        changed_reward_key: which reward part the other settings train on; None is the same.
         arguments: `step`, `reward_key`, `max_new_tokens`, `temperature` as in `TorchTrainer.train`,
             `num_total_steps` and `context_length` as in its constructor, and optionally `seed`.
     """
     first, first_update = _take_step(groups, recorded, model_path, state, arguments)
     other = groups if changed_groups is None else changed_groups
+    if changed_reward_key is not None:
+        arguments = {**arguments, "reward_key": changed_reward_key}
     second, second_update = _take_step(other, changed, model_path, state, arguments)
     norms = float(first_update.double().norm()), float(second_update.double().norm())
     product = float(first_update.double() @ second_update.double())

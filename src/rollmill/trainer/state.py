@@ -37,7 +37,8 @@ def save_state(
 ) -> None:
     """Write master weights, optimizer moments, random state and step count into `folder`.
 
-    With several ranks every one must call it, and the one that `is_writer` writes.
+    Frozen weights (LoRA's base) are not written: they are in the model's own folder. With several
+    ranks every one must call it, and the one that `is_writer` writes.
     """
     weights = _on_cpu(model_tensors(model))
     moments = _on_cpu({**_optimizer_tensors(model, optimizer), **_random_state()})
@@ -72,8 +73,12 @@ def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, tied ones once."""
-    tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    """Trained parameters and persistent buffers by name, tied ones once."""
+    tensors: dict[str, Tensor] = {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     persistent = model.state_dict().keys()
     tensors |= {name: b for name, b in model.named_buffers() if name in persistent}
     return tensors

@@ -1,7 +1,8 @@
 """The policy as a Hugging Face folder: for engines after a step, for people at the end.
 
 Invariant: `from_pretrained` of a written folder gives the trained weights, rounded once to the
-asked precision; tied weights are stored once, under the name transformers expects.
+asked precision; tied weights are stored once, under the name transformers expects, and adapters are
+merged into the weights they belong to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rollmill.errors import ConfigError
+from rollmill.trainer.lora import ADAPTER, adapted_layers, base_name, is_adapter_weight
 from rollmill.trainer.ranks import whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -96,13 +98,18 @@ def engine_tensors(model: Any, dtype: str) -> dict[str, Tensor]:
             found=dtype,
         )
     owners = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    adapted = adapted_layers(model)
     copies: dict[int | str, Tensor] = {}
     tensors = {}
-    for name, tensor in model.state_dict().items():
-        owner = owners.get(name, name)
+    for own_name, tensor in model.state_dict().items():
+        if is_adapter_weight(own_name):
+            continue
+        owner, name = owners.get(own_name, own_name), base_name(own_name)
         if owner not in copies:
             is_float = tensor.is_floating_point()
             full = whole(tensor.detach())
+            if name in adapted:
+                full = full + adapted[name].get_delta_weight(ADAPTER).detach()
             copies[owner] = full.to("cpu", target if is_float else None, copy=True)
         tensors[name] = copies[owner]
     return tensors

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from rollmill.config.trainer import TrainerConfig
+from rollmill.config.trainer import LoraConfig, TrainerConfig
 from rollmill.errors import ConfigError, ModelError, TrainerError
 from rollmill.sample import Sample
 from rollmill.sample_codec import decode_group, decode_sample
@@ -25,6 +25,7 @@ from rollmill.trainer.algorithm import Algorithm, find_algorithm
 from rollmill.trainer.critic import ValueModel
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
+from rollmill.trainer.lora import BasePolicy, add_adapters
 from rollmill.trainer.policy import Policy
 from rollmill.trainer.ranks import Ranks
 from rollmill.trainer.scoring import score_sequences
@@ -80,18 +81,13 @@ class TorchTrainer:
         )
         device = _device(self._config, rank)
         self._ranks = Ranks(rank, num_ranks, rendezvous=rendezvous, device=device)
-        self._policy = self._load(self._source, device, Policy)
-        reference = None
-        if self._config.algorithm.kl_coef:
-            reference_path = self._config.reference_model
-            reference = self._load(Path(reference_path or self._source), device, Policy)
-            reference.model.requires_grad_(False)
+        self._policy = self._load(self._source, device, Policy, lora=self._config.lora)
         self._learner = Learner(
             self._policy,
             self._config,
             algorithm,
             num_total_steps=num_total_steps,
-            reference=reference,
+            reference=self._reference(device),
             context_length=context_length,
             ranks=self._ranks,
             value_model=self._value_model(algorithm, device),
@@ -102,6 +98,7 @@ class TorchTrainer:
         """Facts about the model, for the log."""
         return {
             "parameters": self._policy.num_parameters,
+            "trained_parameters": self._policy.num_trained_parameters,
             "vocab_size": self._policy.vocab_size,
             "device": str(self._policy.device),
             "dtype": self._config.dtype,
@@ -194,16 +191,36 @@ class TorchTrainer:
         self._ranks.wait()
 
     def parameters(self) -> list[torch.Tensor]:
-        """The master weights, detached; for callers in the same process (not through a wire)."""
-        return [parameter.detach() for parameter in self._policy.model.parameters()]
+        """The trained weights, detached; for callers in the same process (not through a wire)."""
+        return [p.detach() for p in self._policy.model.parameters() if p.requires_grad]
 
     def close(self) -> None:
         """Leave the group of ranks."""
         self._ranks.close()
 
-    def _load(self, folder: Path, device: torch.device, kind: type[AnyPolicy]) -> AnyPolicy:
+    def _reference(self, device: torch.device) -> Policy | None:
+        """What the KL term compares with; the base without adapters costs no second model."""
+        if not self._config.algorithm.kl_coef:
+            return None
+        if self._config.lora is not None and self._config.reference_model is None:
+            return BasePolicy(self._policy)
+        folder = Path(self._config.reference_model or self._source)
+        reference = self._load(folder, device, Policy)
+        reference.model.requires_grad_(False)
+        return reference
+
+    def _load(
+        self,
+        folder: Path,
+        device: torch.device,
+        kind: type[AnyPolicy],
+        *,
+        lora: LoraConfig | None = None,
+    ) -> AnyPolicy:
         model = _load_model(folder)
         _remove_dropout(model)
+        if lora is not None:
+            add_adapters(model, lora)
         if self._config.activation_checkpointing:
             _enable_checkpointing(model)
             model.train()

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from rollmill.config.engine import EmbeddedEngineConfig
 from rollmill.engine.embedded import (
@@ -76,6 +77,7 @@ def serve(
         ModelError: the model or tokenizer cannot be loaded.
     """
     config = config or EmbeddedEngineConfig()
+    transformers_logging.disable_progress_bar()
     listener = listener or bind(host, port)
     url = f"http://{host}:{listener.getsockname()[1]}"
     runner = ModelRunner(model_path, config, context_length=context_length)

@@ -104,11 +104,13 @@ def _equations_equal(left: Any, right: Any) -> bool:
 
 def _values_equal(left: Any, right: Any) -> bool | None:
     """Equality of numbers and expressions; None when evaluation cannot tell."""
-    if left == right:
-        return True
     symbols = _symbols(left) | _symbols(right)
+    if left == right and symbols:
+        return True
     if not symbols:
         left, right = left.doit(), right.doit()
+        if left.has(sympy.zoo, sympy.nan) or right.has(sympy.zoo, sympy.nan):
+            return False  # undefined, as 1/0: equal to nothing but the same text
         if left.is_Rational and right.is_Rational:
             return bool(left == right)
         if left.is_infinite or right.is_infinite:

@@ -48,8 +48,8 @@ export function visible(text) {
 
 const LONG_WORD = /\S{1000}/;
 
-/** Text as a block of its own. Browsers take seconds to find where to break words of 100,000
- * characters nicely; such a text is broken anywhere. */
+/** Text as a block of its own. Browsers need many seconds to break a word of 100,000 characters in
+ * a proportional font: a text with such a word is set in the other font and broken anywhere. */
 export function textBlock(text, attributes = {}, tag = "div") {
   const shown = visible(text);
   const classes = ["plain-text", attributes.class, LONG_WORD.test(shown) && "break-all"].filter(Boolean).join(" ");

@@ -178,7 +178,7 @@ function lengthChart({ bins, bin_width: width, mean, count }) {
   const dropped = mean.rejected && mean.consumed ? mean.rejected / mean.consumed : null;
   return [chart, h("div", { class: "bar-scale" }, h("span", {}, "0"), h("span", {}, `${figure(width * bins[states[0]].length)} tokens`)),
     h("div", { class: "chart-keys" }, states.map((state) => stateTag(state))),
-    h("p", { class: "lesson" }, lessons.join("; "), dropped ? `. Rejected groups are ${figure(dropped)} times as long as those trained on.` : "."),
+    h("p", { class: "lesson" }, lessons.join("; "), dropped ? `. Rejected groups are ${dropped.toFixed(2)} times as long as those trained on.` : "."),
   ];
 }
 

@@ -100,7 +100,7 @@ export class Overview {
     if (extra.length) blocks.push(this.#section("Chosen figures", "", extra));
     const isSame = blocks.flatMap((b) => b.ids).join() === this.#sections.dataset.ids;
     if (!isSame) {
-      fill(this.#sections, blocks.map((block) => block.element));
+      fill(this.#sections, blocks.map((block) => block.element()));
       this.#sections.dataset.ids = blocks.flatMap((b) => b.ids).join();
     }
     this.#showMore();
@@ -110,11 +110,12 @@ export class Overview {
   #section(title, hint, panels) {
     const shown = panels.filter((panel) => !panel.optional || figuresOf(panel, this.#available).length);
     const cards = shown.map((panel) => this.#card(panel));
+    // Made only when the sections change: making it moves the cards into it.
     const element = () => h("section", { "aria-label": title },
       h("div", { class: "section-title" }, h("h2", {}, title), hint ? h("p", {}, hint) : null),
       h("div", { class: "charts" }, cards.map((card) => card.element)));
     return {
-      element: element(),
+      element,
       ids: shown.map((panel) => panel.id),
       updates: shown.map((panel, at) => () => this.#update(panel, cards[at])),
     };

@@ -195,7 +195,7 @@ function judgement(sample) {
   if (sample.detail) rows.push(["grader", sample.detail]);
   if (sample.failure) rows.push(["failure", sample.failure]);
   return [
-    h("table", { class: "judgement" }, rows.map(([name, value]) => h("tr", {}, h("td", { class: "muted" }, visible(name)), h("td", { "data-fact": name }, visible(value))))),
+    h("table", { class: "judgement" }, rows.map(([name, value]) => h("tr", {}, h("td", { class: "muted" }, visible(name)), textBlock(value, { "data-fact": name }, "td")))),
     sample.label ? [h("h3", { class: "muted small" }, "Reference answer"), textBlock(sample.label, { "data-part": "label" }, "pre")] : null,
   ];
 }

@@ -94,7 +94,7 @@ export class Timeline {
       ["Rollout", share(ratio(part("rollout"), timeline.seconds)), seconds(part("rollout"))],
       ["Train", share(ratio(part("train"), timeline.seconds)), seconds(part("train"))],
       ["Sync", share(ratio(part("sync"), timeline.seconds)), seconds(part("sync"))],
-      ["Long tail", seconds(timeline.tail?.seconds), timeline.tail ? `${share(timeline.tail.share)} of the rollouts, for the last tenth` : "no groups recorded"],
+      ["Last tenth", seconds(timeline.tail?.seconds), timeline.tail ? `${share(timeline.tail.share)} of the rollouts` : "no groups recorded"],
       ["Engines idle", share(idle), engines.length ? `${figure(engines.length)} engine${engines.length > 1 ? "s" : ""}, over the step` : "no trace of engines"],
     ];
     fill(this.#body,
