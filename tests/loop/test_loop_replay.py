@@ -28,7 +28,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval__datasets=[],
     )
     (folder / "task" / "spread.py").write_text(
-        "def reward(sample):\n    return (sum(sample.response_tokens.tolist()) % 7) / 7\n"
+        "def reward(sample):\n    return (sum(map(ord, sample.response)) % 7) / 7\n"
     )
     done = rollmill("train", config)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -75,7 +75,11 @@ def kill_after(seconds: float, root: Path, url: str, variant: str) -> bool:
 
 def finish(root: Path, url: str, variant: str) -> None:
     process = start(root, url, variant)
-    assert process.wait(120) == 0, (root / "driver.log").read_text()[-3000:]
+    try:
+        code = process.wait(120)
+    finally:
+        process.kill()
+    assert code == 0, (root / "driver.log").read_text()[-3000:]
 
 
 def trained(root: Path) -> list[tuple[int, int, int]]:
@@ -91,6 +95,7 @@ def check_books(root: Path, given: list[tuple[int, int, int]]) -> None:
     assert report.balance[State.IN_FLIGHT] == 0
 
 
+@pytest.mark.timeout(120 + 60 * NUM_KILLS)
 @pytest.mark.parametrize("variant", ["serial", "concurrent"])
 def test_a_killed_run_trains_what_the_undisturbed_one_does_and_nothing_twice(
     tmp_path: Path, variant: str

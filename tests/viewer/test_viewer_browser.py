@@ -332,8 +332,10 @@ def test_a_run_that_was_really_trained_is_shown(look: Callable[..., Page], tmp_p
     page.open("samples?run=0&step=2&row=3")
     row = rows_of(run, 2)[3]
     assert page.text(".sample h2") == f"Sample {row['index']}"
-    texts = page.run("[...document.querySelectorAll('.segment [data-at]')].map(s => s.textContent)")
-    assert "".join(texts).removesuffix("<eos>") == row["response"]
+    texts = page.run(
+        "[...document.querySelectorAll('.segment [data-at]:not(.special)')].map(s => s.textContent)"
+    )
+    assert "".join(texts).replace("⏎\n", "\n") == row["response"]
     page.open("timeline?run=0&step=2")
     assert page.text("[data-tile=Step] .tile-value")
     assert "groups" in page.text("main table")

@@ -19,7 +19,7 @@ from rollmill.rewards.graders.gpqa import options_of, right_letter
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.judge import Judge
 from rollmill.rewards.outcome import PRIMARY_PARTS, Outcome, OutcomeKind
-from rollmill.rewards.registry import BOXED, base_type
+from rollmill.rewards.registry import BOXED, base_type, is_type
 from rollmill.sample import Reward
 
 _WINDOW = 1024
