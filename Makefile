@@ -81,8 +81,10 @@ $(RUNTIME_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 # Fails when a test fails; the server is ended in any case.
 test-sglang: $(DEV_STAMP) $(SGLANG_STAMP) $(ROUTER_STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 ROLLMILL_ROUTER_PYTHON=$(abspath $(ROUTER_VENV)/bin/python) \
+	  $(BIN)/pytest --tb=line -rs tests/engine/test_engine_router.py
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
 	  $(BIN)/python tests/sglang_cpu/with_server.py $(SGLANG_VENV)/bin/python -- \
-	  $(BIN)/pytest --tb=line -rs tests/engine_conformance tests/engine/test_engine_router.py $(ARGS)
+	  $(BIN)/pytest --tb=line -rs tests/engine_conformance $(ARGS)
 
 $(SGLANG_STAMP): $(SGLANG_NEEDS)
 	$(PYTHON) -m venv $(SGLANG_VENV)

@@ -17,6 +17,7 @@ import typer
 from rollmill import __version__
 from rollmill.errors import RollmillError
 from rollmill.event_loop import new_event_loop
+from rollmill.viewer.commands import view
 
 app = typer.Typer(
     name="rollmill",
@@ -203,6 +204,9 @@ def serve(
         config=settings,
         context_length=context_length,
     )
+
+
+app.command()(view)
 
 
 @app.command()

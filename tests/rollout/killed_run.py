@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rollmill.cluster.local import LocalWorker
 from rollmill.config import Config
 from rollmill.engine.pool import EnginePool
 from rollmill.loop.parts import Parts
+from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir, RunLock
 from rollmill.loop.train import Loop
 from rollmill.rollout.generate import GenerateContext
@@ -26,6 +26,7 @@ from rollmill.rollout.hooks import LoadedHooks
 from rollmill.sample import Sample
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import MetricsLog
+from rollmill.telemetry.trackers import open_trackers
 from rollmill.trainer.checkpoint import CheckpointStore
 from rollmill.weights.disk import DiskTransport
 
@@ -98,22 +99,21 @@ async def main(root: Path, url: str, variant: str) -> None:
             "trainer": trainer,
             "transport": DiskTransport(config.weights, root, dtype="float32"),
             "checkpoints": CheckpointStore(run_dir.checkpoints, 2),
-            "metrics": MetricsLog(run_dir.metrics),
+            "records": Records(
+                MetricsLog(run_dir.metrics),
+                open_trackers(config.telemetry, root),
+                open_timeline(config.telemetry, root),
+            ),
             "view": RunView(is_on=False, num_steps=NUM_STEPS),
         }
         try:
             await trainer.start()
             async with pool:
-                await Loop(make_parts(parts), asyncio.Event()).run()
+                await Loop(Parts(**parts), asyncio.Event()).run()
         finally:
             side.ledger.close()
             await parts["transport"].close()
             await trainer.stop()
-
-
-def make_parts(parts: dict[str, Any]) -> Parts:
-    """The parts of a loop; fields that this script does not know are None."""
-    return Parts(**{field.name: parts.get(field.name) for field in fields(Parts)})
 
 
 if __name__ == "__main__":

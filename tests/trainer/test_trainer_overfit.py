@@ -12,6 +12,7 @@ from trainer_testkit import tiny_llama
 from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.trainer.algorithm import find_algorithm
+from rollmill.trainer.critic import ValueModel
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.policy import Policy
 
@@ -55,11 +56,15 @@ def steps_to_learn(seed: int, algorithm: dict[str, Any], **changes: Any) -> int 
         optimizer=OptimizerConfig(lr=5e-3),
         **changes,
     )
+    algorithm_parts = find_algorithm(config.algorithm)
+    device = torch.device("cpu")
+    critic = tiny_llama(seed + 10, vocab_size=16) if algorithm_parts.needs_critic else None
     learner = Learner(
-        Policy(model, device=torch.device("cpu")),
+        Policy(model, device=device),
         config,
-        find_algorithm(config.algorithm),
+        algorithm_parts,
         num_total_steps=MAX_STEPS,
+        value_model=None if critic is None else ValueModel(critic, device=device),
     )
     generator = torch.Generator().manual_seed(seed)
     for step in range(MAX_STEPS):
@@ -82,6 +87,7 @@ def steps_to_learn(seed: int, algorithm: dict[str, Any], **changes: Any) -> int 
         {"loss": "policy_gradient", "advantage": "rloo"},
         {"advantage": "reinforce_plus_plus"},
         {"advantage": "dr_grpo", "aggregation": "constant"},
+        {"advantage": "ppo", "gae_lambda": 0.95},
     ],
     ids=lambda algorithm: "-".join(map(str, algorithm.values())),
 )

@@ -44,7 +44,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss_type": "grpo", "importance_sampling_level": "sequence"},
         {"loss": "gspo"},
     ),
-    "kl": ({"loss_type": "grpo", "beta": 0.3}, {"kl_coef": 0.3}),
+    "kl": (
+        {"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": False},
+        {"kl_coef": 0.3},
+    ),
     "kl_unbiased": (
         {"loss_type": "grpo", "beta": 0.3, "use_bias_correction_kl": True},
         {"kl_coef": 0.3, "kl_estimator": "unbiased"},

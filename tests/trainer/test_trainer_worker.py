@@ -19,6 +19,7 @@ from rollmill.config.trainer import TrainerConfig
 from rollmill.errors import CheckpointError, ConfigError, HookError, ModelError, TrainerError
 from rollmill.sample import Sample, Segment
 from rollmill.sample_codec import encode_group, encode_sample
+from rollmill.trainer.replay import is_timing
 from rollmill.trainer.worker import TorchTrainer
 
 SaveModel = Callable[..., str]
@@ -55,7 +56,7 @@ def weights(which: TorchTrainer, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def without_times(metrics: dict[str, float]) -> dict[str, float]:
-    return {k: v for k, v in metrics.items() if "second" not in k}
+    return {k: v for k, v in metrics.items() if not is_timing(k)}
 
 
 def test_everything_it_returns_can_be_sent(save_model: SaveModel, tmp_path: Path) -> None:

@@ -17,19 +17,22 @@ from typing import Any
 from rollmill.cluster.local import LocalWorker
 from rollmill.cluster.ranks import RankGroup, Worker
 from rollmill.config import Config
+from rollmill.config.load import to_plain
 from rollmill.data import load_tokenizer, open_source
 from rollmill.data.ledger import Ledger
 from rollmill.data.source import DataSource
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError, first_error
 from rollmill.filters import DynamicFilter, load_ranking
+from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir
+from rollmill.loop.traced import TracedEngines, TracedGrader
 from rollmill.models import context_length_of, resolve_model
 from rollmill.rewards.judge import Judge
 from rollmill.rollout.evaluate import Evaluator
 from rollmill.rollout.gate import Gate
 from rollmill.rollout.generate import Engines, GenerateContext
-from rollmill.rollout.group import GroupRunner
+from rollmill.rollout.group import Grader, GroupRunner
 from rollmill.rollout.hooks import (
     LoadedHooks,
     SourceContext,
@@ -40,6 +43,7 @@ from rollmill.rollout.hooks import (
 from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import MetricsLog
+from rollmill.telemetry.trackers import open_trackers
 from rollmill.trainer.checkpoint import CheckpointStore
 from rollmill.weights.disk import DiskTransport
 
@@ -61,7 +65,7 @@ class Parts:
     trainer: Worker
     transport: DiskTransport
     checkpoints: CheckpointStore
-    metrics: MetricsLog
+    records: Records
     view: RunView
 
 
@@ -119,6 +123,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         RollmillError: something cannot be used as configured.
     """
     run_dir = RunDir(config.run.dir)
+    check_fresh(config, run_dir)
     view.phase("reading model and data")
     policy = open_policy(config)
     hooks = load_hooks(config.rollout.hooks, base_dir)
@@ -138,6 +143,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         hooks=hooks,
         base_dir=base_dir,
     )
+    timeline = open_timeline(config.telemetry, run_dir.root)
     judge = Judge(config.reward, seed=config.run.seed, base_dir=base_dir)
     dynamic = DynamicFilter(
         config.rollout.filters, reward_key=config.reward.reward_key, base_dir=base_dir
@@ -149,6 +155,9 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
     )
     run_dir.write_config(config)
     async with AsyncExitStack() as stack:
+        trackers = stack.enter_context(
+            open_trackers(config.telemetry, run_dir.root, to_plain(config))
+        )
         ledger = Ledger(run_dir.ledger)
         stack.callback(ledger.close)
         view.phase("starting trainer, engines and rewards")
@@ -165,8 +174,8 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         runner = make_runner(
             config,
             policy,
-            pool=pool,
-            judge=judge,
+            pool=TracedEngines(pool, timeline),
+            judge=TracedGrader(judge, timeline),
             hooks=hooks,
             new_index=source.new_index,
             base_dir=base_dir,
@@ -189,8 +198,20 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             trainer=trainer,
             transport=transport,
             checkpoints=CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints),
-            metrics=MetricsLog(run_dir.metrics),
+            records=Records(MetricsLog(run_dir.metrics), trackers, timeline),
             view=view,
+        )
+
+
+def check_fresh(config: Config, run_dir: RunDir) -> None:
+    """Raise ConfigError when a run that must not be gone on with has checkpoints."""
+    is_started = run_dir.checkpoints.is_dir() and any(run_dir.checkpoints.glob("step_*"))
+    if is_started and not config.run.resume:
+        raise ConfigError(
+            "the run folder holds checkpoints, and run.resume is false",
+            where=str(run_dir.root),
+            expected="an empty run folder",
+            fix="choose another run.dir, or set run.resume to true to go on",
         )
 
 
@@ -233,7 +254,7 @@ def make_runner(
     policy: Policy,
     *,
     pool: Engines,
-    judge: Judge,
+    judge: Grader,
     hooks: LoadedHooks,
     new_index: Callable[[], int],
     base_dir: Path,

@@ -179,8 +179,10 @@ def _written_metrics(run_dir: RunDir, step: int) -> dict[str, float]:
 def _rows(
     written: dict[str, float], again: dict[str, float], changed: dict[str, float]
 ) -> Iterator[tuple[str, float | None, float | None, float | None]]:
+    from rollmill.trainer.replay import is_timing
+
     for name in sorted(again.keys() | changed.keys()):
-        if not name.startswith("seconds/") and "per_second" not in name and "mfu" not in name:
+        if not is_timing(name):
             yield name, written.get(name), again.get(name), changed.get(name)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from rollmill.cluster.ranks import Worker
+from rollmill.loop.records import Records
 from rollmill.rollout.manager import RolloutManager
-from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.trainer.checkpoint import CheckpointStore
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ async def resume(
     *,
     trainer: Worker,
     rollouts: RolloutManager,
-    metrics: MetricsLog,
+    records: Records,
 ) -> int:
     """Go on from the newest whole checkpoint; the number of steps done (0 without one).
 
@@ -45,10 +45,10 @@ async def resume(
     checkpoint = await asyncio.to_thread(store.latest)
     if checkpoint is None:
         rollouts.forget_everything()
-        metrics.forget_after(-1)
+        records.forget_after(-1)
         return 0
     await trainer.call("load", path=str(checkpoint.path / TRAINER_STATE))
     state: dict[str, Any] = msgspec.msgpack.decode((checkpoint.path / ROLLOUT_STATE).read_bytes())
     rollouts.load_state_dict(state)
-    metrics.forget_after(checkpoint.step)
+    records.forget_after(checkpoint.step)
     return checkpoint.step

@@ -102,8 +102,9 @@ class Loop:
         metrics |= await self._sync(step)
         self._clock["time/step_s"] = time.monotonic() - started
         metrics |= batch.metrics | self._clock
-        self._parts.metrics.write("train", step, metrics)
+        self._parts.records.write("train", step, metrics)
         self._parts.view.step_done(step, metrics)
+        await self._parts.records.step_done(step)
 
     async def _rollout(self, step: int) -> RolloutBatch:
         with self._timed("rollout", step):
@@ -154,7 +155,7 @@ class Loop:
             result = await self._parts.evaluator.run(step)
         self._evaluated[step] = result.metrics
         spent = {"time/eval_s": self._clock["time/eval_s"]}
-        self._parts.metrics.write("eval", step, result.metrics | spent)
+        self._parts.records.write("eval", step, result.metrics | spent)
         shown = []
         for name, groups in result.groups.items():
             samples = flatten(groups)
@@ -183,7 +184,7 @@ class Loop:
             self._parts.checkpoints,
             trainer=self._parts.trainer,
             rollouts=self._parts.rollouts,
-            metrics=self._parts.metrics,
+            records=self._parts.records,
         )
         if step:
             self._saved_step = step
@@ -199,7 +200,8 @@ class Loop:
         self._parts.view.phase(f"step {step}: {phase}")
         started = time.monotonic()
         try:
-            yield
+            with self._parts.records.timeline.span("loop", phase):
+                yield
         finally:
             self._clock[f"time/{phase}_s"] = time.monotonic() - started
 

@@ -28,6 +28,7 @@ class Learner:
         context_length: most tokens of a sample.
         ranks: the processes that train together; the models are sharded over them.
         value_model: of the critic, for estimators that need one.
+        peak_operations: what one rank's device can do per second, for the `mfu` metric.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Learner:
         context_length: int | None = None,
         ranks: Ranks | None = None,
         value_model: ValueModel | None = None,
+        peak_operations: float | None = None,
     ) -> None:
         if algorithm.needs_critic and value_model is None:
             raise TrainerError(
@@ -55,6 +57,7 @@ class Learner:
         self.algorithm = algorithm
         self.reference = reference
         self.num_total_steps = num_total_steps
+        self.peak_operations = peak_operations
         self.context_length = context_length
         if self.ranks.size > 1:
             for model in filter(None, (policy, reference, value_model)):

@@ -41,11 +41,12 @@ class ReplayReport:
         """(name, recorded, changed) of every metric that differs, times left out, sorted."""
         names = sorted(self.recorded.keys() | self.changed.keys())
         rows = [(name, self.recorded.get(name), self.changed.get(name)) for name in names]
-        return [
-            row
-            for row in rows
-            if row[1] != row[2] and not row[0].startswith("seconds/") and "per_second" not in row[0]
-        ]
+        return [row for row in rows if row[1] != row[2] and not is_timing(row[0])]
+
+
+def is_timing(name: str) -> bool:
+    """Whether a metric is about time, and so never the same twice."""
+    return name.startswith("seconds/") or "per_second" in name or name == "mfu"
 
 
 def read_groups(path: Path) -> list[Group]:

@@ -23,6 +23,7 @@ from rollmill.trainer.aggregation import token_weights
 from rollmill.trainer.batch import TrainingBatch
 from rollmill.trainer.constants import TokenConstants, teacher_log_probs
 from rollmill.trainer.critic import Critic, explained_variance
+from rollmill.trainer.flops import step_operations
 from rollmill.trainer.kl import kl_divergence
 from rollmill.trainer.layout import MicroBatch, TokenSequence
 from rollmill.trainer.metrics import (
@@ -90,11 +91,24 @@ class BatchUpdate:
         if self.reward_kl is not None:
             self.streams.values["reference_kl"] = self.reward_kl
         elapsed = time.perf_counter() - started
-        return self._metrics(reports) | {
-            "optimizer/steps": float(len(self.steps)),
-            "tokens/per_second": self.batch.num_tokens / elapsed,
-            "seconds/total": elapsed,
-        }
+        return (
+            self._metrics(reports)
+            | self._utilization(elapsed)
+            | {
+                "optimizer/steps": float(len(self.steps)),
+                "tokens/per_second": self.batch.num_tokens / elapsed,
+                "seconds/total": elapsed,
+            }
+        )
+
+    def _utilization(self, elapsed: float) -> dict[str, float]:
+        """`mfu`: operations of the learned samples over what the ranks could have done."""
+        peak = self.learner.peak_operations
+        if peak is None:
+            return {}
+        learned = [s for s in range(len(self.batch.samples)) if self._needs_gradient(s)]
+        done = step_operations(self.learner.policy.model, self._sequences(learned))
+        return {"mfu": done / (elapsed * peak * self.learner.ranks.size)}
 
     def _metrics(self, reports: Sequence[dict[str, float]]) -> dict[str, float]:
         streams = self.streams

@@ -23,6 +23,7 @@ from rollmill.sample import Sample
 from rollmill.sample_codec import decode_group, decode_sample
 from rollmill.trainer.algorithm import Algorithm, find_algorithm
 from rollmill.trainer.critic import ValueModel
+from rollmill.trainer.flops import measure_peak
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.lora import BasePolicy, add_adapters
@@ -91,6 +92,7 @@ class TorchTrainer:
             context_length=context_length,
             ranks=self._ranks,
             value_model=self._value_model(algorithm, device),
+            peak_operations=self._peak(device),
         )
         self._writer = WeightWriter(self._policy.model, is_writer=self._ranks.is_first)
 
@@ -197,6 +199,11 @@ class TorchTrainer:
     def close(self) -> None:
         """Leave the group of ranks."""
         self._ranks.close()
+
+    def _peak(self, device: torch.device) -> float:
+        """Operations per second of this rank's device, as stated or else as measured."""
+        stated = self._config.peak_tflops
+        return measure_peak(device, DTYPES[self._config.dtype]) if stated is None else stated * 1e12
 
     def _reference(self, device: torch.device) -> Policy | None:
         """What the KL term compares with; the base without adapters costs no second model."""
