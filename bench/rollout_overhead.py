@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import gc
 import random
 import resource
 import subprocess
@@ -223,6 +224,8 @@ def main() -> None:
         url = f"http://127.0.0.1:{int(stub.stdout.readline())}"
         from rollmill.event_loop import new_event_loop
 
+        gc.freeze()  # as the command line does
+        gc.set_threshold(100_000, 50, 1000)
         watch = start_watch()
         with tempfile.TemporaryDirectory() as folder:
             work = collect(url, samples, options.tokens, limit, Path(folder))

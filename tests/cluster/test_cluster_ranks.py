@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -119,6 +122,7 @@ def test_a_rank_that_dies_in_a_call_ends_the_others_and_shows_its_log(
         with pytest.raises(WorkerError, match=rf"rank {which} of 3") as caught:
             await group.call("one_dies", which=which)
         assert "last words" in str(caught.value)
+        assert "exit code 7" in str(caught.value)
         assert group.pids == [None, None, None]
 
     run(tmp_path, scenario)
@@ -130,8 +134,37 @@ def test_a_rank_that_is_killed_between_calls_ends_the_others(tmp_path: Path) -> 
         victim = group.pids[1]
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"rank 1 of 3"):
+        with pytest.raises(WorkerError, match=r"rank 1 of 3") as caught:
             await group.call("one_raises", which=1)
+        assert "SIGKILL" in str(caught.value)
         assert group.pids == [None, None, None]
 
     run(tmp_path, scenario)
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from rollmill.cluster.ranks import RankGroup
+async def main():
+    group = RankGroup(
+        "member_for_test:Member", name="trainer", num_ranks=2, log_path=Path(sys.argv[1])
+    )
+    await group.start(start=0)
+    print(*group.pids, flush=True)
+    await group.call("one_raises", which=9)
+asyncio.run(main())
+"""
+
+
+def test_no_rank_outlives_a_killed_driver(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "trainer.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        ranks = [os.pidfd_open(int(pid)) for pid in driver.stdout.readline().split()]
+        assert len(ranks) == 2
+        driver.kill()
+    for rank in ranks:
+        ended, _, _ = select.select([rank], [], [], 20)
+        os.close(rank)
+        assert ended, "a rank outlived its driver"

@@ -28,6 +28,7 @@ from rollmill.rollout.generate import GenerateContext
 from rollmill.rollout.group import GroupRunner
 from rollmill.rollout.hooks import LoadedHooks, generate_overrides
 from rollmill.rollout.manager import RolloutManager, RolloutParts
+from rollmill.rollout.streaming import StreamingManager
 from rollmill.sample import Group, Sample, int_array
 from rollmill.telemetry.progress import Progress
 from rollmill.testing import FakeEngines, make_context
@@ -180,7 +181,8 @@ def make_side(
         reward_key=None,
     )
     progress: list[Progress] = []
-    manager = RolloutManager(rollout, parts, progress.append)
+    kind = StreamingManager if rollout.asynchronous else RolloutManager
+    manager = kind(rollout, parts, progress.append)
     return Side(manager, source, ledger, context, judge, progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -20,6 +21,9 @@ from rollmill.cluster.frames import LENGTH, Call, Reply, from_wire, pack
 from rollmill.errors import WorkerError
 
 logger = logging.getLogger(__name__)
+
+END_GRACE_S = 2.0
+"""How long a process whose connection closed may take to end, before it is said to be ending."""
 
 
 class LocalWorker:
@@ -131,11 +135,16 @@ class LocalWorker:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 self._deliver(decode(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            await asyncio.to_thread(self._wait_for_end)  # to tell how it ended
         finally:
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(self._gone())
+
+    def _wait_for_end(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_GRACE_S)
 
     def _deliver(self, reply: Reply) -> None:
         future = self._waiting.get(reply.call_id)

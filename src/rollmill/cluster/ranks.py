@@ -8,7 +8,9 @@ or fails alone while the others go on, the rest are ended and every call says wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -159,7 +161,7 @@ class RankGroup:
         error: BaseException | None = self._failure  # the watch saw which rank went first
         if error is None:
             ours = [one for one in failed if not isinstance(one, WorkerError)]
-            error = ours[0] if ours else failed[0] if dead is None else dead.gone()
+            error = ours[0] if ours else failed[0] if dead is None else await dead.post_mortem()
         await self._end(error)
         raise error
 
@@ -172,7 +174,7 @@ class RankGroup:
             for task in gone:
                 task.cancel()
         first = next(r for r, task in zip(self._ranks, gone, strict=True) if task.done())
-        await self._end(first.gone())
+        await self._end(await first.post_mortem())
 
     async def _end(self, error: BaseException) -> None:
         """Kill every rank; calls from here on raise `error`, or what it led to."""
@@ -200,8 +202,11 @@ class _Rank(LocalWorker):
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
-    def gone(self) -> WorkerError:
-        """The error of a call to a process that is gone."""
+    async def post_mortem(self) -> WorkerError:
+        """The error of a call to a process that is gone, with how it ended once that is known."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, END_GRACE_S)
         return self._gone()
 
 

@@ -76,6 +76,9 @@ class RolloutConfig(Section):
     partial_rollout: bool = False
     """Keep the tokens of unfinished groups and go on with them next step. Off: the prompts
     return to the source fresh."""
+    asynchronous: bool = False
+    """Write the next answers while the trainer trains. No group is trained on that is more than
+    max_staleness versions old."""
     max_staleness: int = Field(1, ge=0)
     """Surplus and unfinished groups whose oldest token is more weight versions old than this
     are not trained on: their prompts start afresh."""
@@ -103,6 +106,24 @@ class RolloutConfig(Section):
     def submit_size(self) -> int:
         """Groups asked for at a time."""
         return self.over_sampling_batch_size or self.batch_size
+
+    @model_validator(mode="after")
+    def _asynchronous(self) -> RolloutConfig:
+        if not self.asynchronous:
+            return self
+        excluded = {
+            "max_staleness of 0 (rollouts could never run ahead)": self.max_staleness == 0,
+            "over_sampling_batch_size (max_staleness says how much is asked for)": (
+                self.over_sampling_batch_size is not None
+            ),
+            "filters.over_sampling": self.filters.over_sampling is not None,
+            "filters.when_short: keep": self.filters.when_short == "keep",
+            "hooks.rollout": self.hooks.rollout is not None,
+        }
+        for setting, is_set in excluded.items():
+            if is_set:
+                raise ValueError(f"asynchronous: does not go together with {setting}")
+        return self
 
     @model_validator(mode="after")
     def _sizes(self) -> RolloutConfig:

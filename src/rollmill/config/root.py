@@ -50,6 +50,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
+        if self.rollout.asynchronous and self.engine.offload:
+            raise ValueError(
+                "engine.offload: does not go together with rollout.asynchronous (engines write "
+                "while the trainer trains)"
+            )
         if self.rollout.sampling.temperature == 0:
             raise ValueError(
                 "rollout.sampling.temperature: expected more than 0 for training, found 0 "

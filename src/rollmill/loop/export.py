@@ -11,7 +11,7 @@ from rollmill.errors import CheckpointError
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.state import TRAINER_STATE
 from rollmill.models import resolve_model
-from rollmill.trainer.checkpoint import CheckpointStore
+from rollmill.trainer.checkpoint import newest_checkpoint
 
 
 def export_run(run: Path, out: Path, *, dtype: str) -> Path:
@@ -30,7 +30,7 @@ def export_run(run: Path, out: Path, *, dtype: str) -> Path:
             "this is no run folder", where=str(run), expected="a folder with config.yaml"
         )
     config = load_config(run_dir.config)
-    checkpoint = CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints).latest()
+    checkpoint = newest_checkpoint(run_dir.checkpoints)
     if checkpoint is None:
         raise CheckpointError("the run has no checkpoint yet", where=str(run_dir.checkpoints))
 

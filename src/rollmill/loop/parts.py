@@ -41,6 +41,7 @@ from rollmill.rollout.hooks import (
     make_source,
 )
 from rollmill.rollout.manager import RolloutManager, RolloutParts
+from rollmill.rollout.streaming import StreamingManager
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.telemetry.trackers import open_trackers
@@ -189,11 +190,14 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             hooks=hooks,
             reward_key=config.reward.reward_key,
         )
+        manager = StreamingManager if config.rollout.asynchronous else RolloutManager
+        rollouts = manager(config.rollout, parts, view.progress)
+        stack.push_async_callback(rollouts.close)
         yield Parts(
             config=config,
             run_dir=run_dir,
             engines=pool,
-            rollouts=RolloutManager(config.rollout, parts, view.progress),
+            rollouts=rollouts,
             evaluator=evaluator,
             trainer=trainer,
             transport=transport,

@@ -54,12 +54,13 @@ def replay_run(run: Path, step: int, overrides: Sequence[str]) -> None:
         CheckpointError: `run` is no run folder.
         DataError: the step was not recorded.
     """
-    from rollmill.trainer.replay import read_groups, replay
-
     run_dir = RunDir(run)
     recorded = _recorded_config(run_dir)
     changed = _changed_config(recorded, overrides)
-    groups = read_groups(_recording(run_dir, step))
+    recording = _recording(run_dir, step)
+    from rollmill.trainer.replay import read_groups, replay  # loads torch: after what is quick
+
+    groups = read_groups(recording)
     start = find_start(run_dir, step)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"step {step}: {len(groups)} groups; weights: {start.text}")

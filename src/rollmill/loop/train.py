@@ -140,6 +140,7 @@ class Loop:
             if self._is_offloaded:
                 await self._parts.engines.resume_memory(["kv_cache"])
                 self._is_offloaded = False
+        self._parts.rollouts.weights_changed(version)
         return metrics
 
     async def _offload_engines(self) -> None:

@@ -112,6 +112,12 @@ class RolloutManager:
         self._parts.ledger.flush()
         return batch
 
+    def weights_changed(self, version: int) -> None:
+        """Engines serve weights of `version` now; matters only to rollouts that never pause."""
+
+    async def close(self) -> None:
+        """End what goes on between batches: nothing, here."""
+
     def consumed(self, batch: RolloutBatch, step: int) -> None:
         """The batch was trained on at `step`: final for all its groups."""
         books = Books(self._parts.ledger, step)
@@ -138,10 +144,15 @@ class RolloutManager:
         self._parts.ledger.rewind(0)
 
     def _round(self, step: int, version: int, books: Books) -> _AnyRound:
+        self._parts.runner.context.usage.begin()
+        parts = self._round_parts(step, version, books)
+        own = self._parts.hooks.rollout
+        return Round(parts) if own is None else OwnRound(parts, own, step=step, version=version)
+
+    def _round_parts(self, step: int, version: int, books: Books) -> RoundParts:
         usage = self._parts.runner.context.usage
-        usage.begin()
         supply = StepSupply(self._config, self._parts.source, books, usage, version, self._ready)
-        parts = RoundParts(
+        return RoundParts(
             config=self._config,
             runner=self._parts.runner.at_step(step),
             dynamic_filter=self._parts.dynamic_filter,
@@ -150,8 +161,6 @@ class RolloutManager:
             listener=self._listener,
             is_ranked=self._parts.ranking is not None,
         )
-        own = self._parts.hooks.rollout
-        return Round(parts) if own is None else OwnRound(parts, own, step=step, version=version)
 
     def _finish(self, collector: Collector, books: Books, version: int) -> RolloutBatch:
         """Rank and cut, order by group, run the hooks on the batch, and count."""

@@ -122,12 +122,15 @@ class Round:
             groups = self._parts.supply.take(min(count, per_turn))
             self.collector.submitted(len(groups))
             for group in groups:
-                run = self._parts.runner.run(group)
-                task = asyncio.create_task(run, name=f"group {group.group_index}")
-                self._tasks[task] = group
-                task.add_done_callback(self._done.put_nowait)
+                self._start(group).add_done_callback(self._done.put_nowait)
             count -= len(groups)
             await asyncio.sleep(0)
+
+    def _start(self, group: Group) -> asyncio.Task[Group]:
+        run = self._parts.runner.run(group)
+        task = asyncio.create_task(run, name=f"group {group.group_index}")
+        self._tasks[task] = group
+        return task
 
     def _settle(self, task: asyncio.Task[Group]) -> None:
         """Book a group whose task ended by itself."""

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from rollmill.data.ledger import State
 from rollmill.filters import Verdict
 from rollmill.rollout.collector import Collector
 from rollmill.rollout.fresh import restart_group
-from rollmill.rollout.round import Round, RoundParts, limits_of, round_metrics
+from rollmill.rollout.round import (
+    ATTEMPTS_PER_TURN,
+    Round,
+    RoundParts,
+    limits_of,
+    round_metrics,
+)
 from rollmill.rollout.staleness import StalenessGate
 from rollmill.rollout.tasks import end_all
 from rollmill.sample import Group
@@ -53,7 +58,6 @@ class Stream(Round):
         self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
         self._wakes: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue()
-        self._waited_for: Sequence[int] = ()
         self.collector = self._new_collector()
         self._restore()
 
@@ -79,6 +83,7 @@ class Stream(Round):
         waiting, self._step = list(self._finished.values()), step
         self._started = time.monotonic()
         self._parts = self._parts_of(step, self._ages.version)
+        self._parts.runner.context.usage.begin()
         self.collector = self._new_collector()
         self.collector.submitted(len(self._tasks))
         for group in waiting:
@@ -122,7 +127,7 @@ class Stream(Round):
 
     async def _run_pump(self) -> None:
         while True:
-            await self._submit(self._ages.num_to_admit())
+            await self._admit()
             ended = await self._wakes.get()
             if ended is not None and ended in self._tasks:
                 self._settle(ended)
@@ -138,9 +143,16 @@ class Stream(Round):
         if pump.done():
             pump.result()
 
-    def _started_group(self, group: Group, task: asyncio.Task[Group]) -> None:
-        self._ages.admit(group.group_index)
-        task.add_done_callback(self._wakes.put_nowait)
+    async def _admit(self) -> None:
+        """Submit what the gate admits, a few at a time; a batch may be taken in between."""
+        per_turn = max(1, ATTEMPTS_PER_TURN // self._config.n_samples_per_prompt)
+        while (count := min(per_turn, self._ages.num_to_admit())) > 0:
+            groups = self._parts.supply.take(count)
+            self.collector.submitted(len(groups))
+            for group in groups:
+                self._ages.admit(group.group_index)
+                self._start(group).add_done_callback(self._wakes.put_nowait)
+            await asyncio.sleep(0)
 
     def _book(self, group: Group, verdict: Verdict) -> None:
         super()._book(group, verdict)
@@ -175,10 +187,3 @@ class Stream(Round):
 
     def _new_collector(self) -> Collector:
         return Collector(replace(limits_of(self._parts), target=NEVER_FULL, when_short="error"))
-
-
-def give_back_unanswered(parts: RoundParts, groups: Sequence[Group]) -> None:
-    """After a resume: prompts that were in flight start afresh, before all others."""
-    for group in groups:
-        parts.books.record(group, State.ISSUED)
-        parts.supply.give_back(group)

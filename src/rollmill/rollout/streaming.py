@@ -1,0 +1,88 @@
+"""Batches from a stream: the manager of rollouts that go on while the trainer trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollmill.data.ledger import State
+from rollmill.rollout.batch import RolloutBatch
+from rollmill.rollout.books import Books
+from rollmill.rollout.manager import RolloutManager
+from rollmill.rollout.round import RoundParts
+from rollmill.rollout.stream import Stream
+from rollmill.sample_codec import decode_group, encode_group
+
+
+class StreamingManager(RolloutManager):
+    """A `RolloutManager` whose answers are written ahead of the step that trains on them.
+
+    `weights_changed` must be called after every weight sync; `close` ends the stream. A checkpoint
+    holds the finished groups, and the prompts of those in flight, which a resume asks afresh.
+    """
+
+    _stream: Stream | None = None
+
+    async def collect(self, *, step: int, version: int) -> RolloutBatch:
+        """The next batch; no group in it is more than `max_staleness` versions old.
+
+        Raises:
+            RolloutError: too many groups failed, or a filter rejects everything.
+            HookError: a function of the user's broke its contract.
+        """
+        stream = self._started(step, version)
+        try:
+            await stream.next_batch()
+        except BaseException:
+            await self.close()
+            raise
+        collector, metrics = stream.collector, stream.metrics()
+        stream.begin_step(step + 1)
+        batch = self._finish(collector, Books(self._parts.ledger, step), version)
+        batch.metrics = metrics | batch.metrics
+        self._parts.ledger.flush()
+        return batch
+
+    def weights_changed(self, version: int) -> None:
+        """Engines serve weights of `version` now: groups of the next batches may be admitted."""
+        if self._stream is not None:
+            self._stream.weights_changed(version)
+
+    async def close(self) -> None:
+        """End what is in flight; its prompts go back to the source."""
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            try:
+                await stream.stop()
+            finally:
+                self._ready = stream.leftover()
+                self._parts.ledger.flush()
+
+    def state_dict(self) -> dict[str, object]:
+        """Finished groups, prompts in flight and the source's position, as msgpack values."""
+        finished = [*self._ready, *(self._stream.finished_groups() if self._stream else ())]
+        in_flight = self._stream.prompts_in_flight() if self._stream else []
+        return {
+            **super().state_dict(),
+            "ready": [encode_group(group) for group in finished],
+            "in_flight": [encode_group(group) for group in in_flight],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a checkpoint; prompts that were in flight come first."""
+        super().load_state_dict(state)
+        for data in state.get("in_flight", ()):
+            group = decode_group(data)
+            self._parts.ledger.record(group.group_index, State.ISSUED)
+            self._parts.source.give_back([group])
+
+    def _started(self, step: int, version: int) -> Stream:
+        if self._stream is None:
+            context = self._parts.runner.context
+            context.gate.open()
+            context.usage.begin()
+            self._stream = Stream(self._parts_at, step=step, version=version)
+            self._ready = []
+        return self._stream
+
+    def _parts_at(self, step: int, version: int) -> RoundParts:
+        return self._round_parts(step, version, Books(self._parts.ledger, step))

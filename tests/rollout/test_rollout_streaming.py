@@ -1,0 +1,176 @@
+"""Rollouts that go on while the trainer trains: bound, books and resume."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rollout_helpers import Side, make_side, make_source, run, until
+
+from rollmill.data.ledger import State
+from rollmill.errors import RolloutError
+from rollmill.rollout.batch import RolloutBatch
+from rollmill.testing import FakeEngines
+
+BATCH = 3
+
+
+class UnevenEngines(FakeEngines):
+    """Answers take a random number of turns of the event loop."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(length=4)
+        self._rng = random.Random(seed)
+
+    async def generate(self, rid: str, input_ids: Any, sampling: Any, **options: Any) -> Any:
+        version = self.version
+        for _ in range(int(self._rng.lognormvariate(1.5, 1.2))):
+            await asyncio.sleep(0)
+        result = await super().generate(rid, input_ids, sampling, **options)
+        assert all(span.version >= version for span in result.spans)
+        return result
+
+
+def stream_side(folder: Path, engines: FakeEngines, staleness: int, **options: Any) -> Side:
+    config = {"batch_size": BATCH, "asynchronous": True, "max_staleness": staleness}
+    return make_side(folder, engines, config=config | options.pop("config", {}), **options)
+
+
+async def step_of(side: Side, engines: FakeEngines, turns: int) -> RolloutBatch:
+    """One step: a batch, training for some turns of the event loop, new weights."""
+    batch = await side.train()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    engines.version = side.step
+    side.manager.weights_changed(side.step)
+    return batch
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 10_000),
+    staleness=st.integers(1, 4),
+    turns=st.lists(st.integers(0, 30), min_size=4, max_size=12),
+)
+def test_batches_are_exact_within_the_bound_and_no_group_is_trained_twice(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, staleness: int, turns: list[int]
+) -> None:
+    engines = UnevenEngines(seed)
+    side = stream_side(tmp_path_factory.mktemp("stream"), engines, staleness)
+
+    async def main() -> None:
+        for number in turns:
+            batch = await step_of(side, engines, number)
+            assert len(batch.groups) == BATCH
+            indices = [group.group_index for group in batch.groups]
+            assert indices == sorted(indices)
+            for group in batch.groups:
+                oldest = min(s.oldest_version for s in group.samples)
+                assert side.step - 1 - oldest <= staleness
+            assert batch.metrics["rollout/staleness_max"] <= staleness
+            assert batch.metrics["rollout/live_groups"] <= (staleness + 1) * BATCH
+        await side.manager.close()
+
+    run(main)
+    trained = [group.group_index for group in side.trained]
+    assert len(trained) == len(set(trained)) == BATCH * len(turns)
+    side.check_books()
+    assert side.ledger.balance()[State.CONSUMED] == len(trained)
+
+
+def test_answers_are_written_while_the_trainer_trains(tmp_path: Path) -> None:
+    engines = FakeEngines(length=4)
+    side = stream_side(tmp_path, engines, staleness=1)
+
+    async def main() -> None:
+        await side.train()
+        before = len(engines.calls)
+        await until(lambda: engines.num_running == 0)
+        assert before <= len(engines.calls) == 2 * BATCH * 2, "one batch ahead, and no more"
+        await side.manager.close()
+
+    run(main)
+
+
+def test_a_resume_goes_on_with_finished_groups_and_asks_those_in_flight_afresh(
+    tmp_path: Path,
+) -> None:
+    source = make_source(64, 2)
+    engines = UnevenEngines(3)
+    side = stream_side(tmp_path, engines, staleness=2, source=source)
+    saved: dict[str, object] = {}
+
+    async def first() -> None:
+        for number in (3, 0, 7):
+            await step_of(side, engines, number)
+        saved.update(side.manager.state_dict())
+        await step_of(side, engines, 5)  # after the checkpoint: undone by the resume
+        await side.manager.close()
+
+    run(first)
+    side.ledger.close()
+    again = stream_side(tmp_path, engines, staleness=2, source=make_source(64, 2))
+    again.step = 3
+    again.trained = side.trained[: 3 * BATCH]
+    engines.version = 3
+    again.manager.load_state_dict(saved)
+
+    async def second() -> None:
+        for number in (2, 2, 2):
+            await step_of(again, engines, number)
+        await again.manager.close()
+
+    run(second)
+    trained = [group.group_index for group in again.trained]
+    assert len(trained) == len(set(trained)) == 6 * BATCH
+    again.check_books()
+    issued = sum(again.ledger.balance().values())
+    assert set(range(issued)) >= set(trained)
+    assert min(set(range(64)) - set(trained)) >= 5 * BATCH - 2 * BATCH, "old prompts come first"
+
+
+def test_an_error_while_the_trainer_trains_ends_the_next_collect(tmp_path: Path) -> None:
+    engines = FakeEngines(length=4)
+    side = stream_side(
+        tmp_path,
+        engines,
+        staleness=1,
+        config={"max_failure_rate": 0.1, "max_attempt_retries": 0},
+    )
+
+    def broken(_: Any) -> None:
+        raise RuntimeError("the engine is on fire")
+
+    async def steps(count: int) -> None:
+        for _ in range(count):
+            await step_of(side, engines, 20)
+
+    async def main() -> None:
+        await steps(1)
+        engines.fault = broken
+        with pytest.raises(RolloutError, match="on fire"):
+            await steps(10)
+
+    run(main)
+    side.check_books()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_staleness": 0},
+        {"over_sampling_batch_size": 8},
+        {"filters": {"over_sampling": "by_reward_std"}},
+        {"filters": {"when_short": "keep"}},
+    ],
+)
+def test_settings_that_mean_nothing_here_are_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="asynchronous: does not go together with"):
+        stream_side(tmp_path, FakeEngines(), 1, config=changes)
