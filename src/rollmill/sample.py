@@ -45,7 +45,11 @@ class Status(StrEnum):
 
 
 def int_array(values: npt.ArrayLike) -> IntArray:
-    """`values` as a read-only contiguous int32 vector; raises ValueError when that loses anything."""
+    """`values` as a read-only contiguous int32 vector.
+
+    Raises:
+        ValueError: they are no vector, or not all of them fit.
+    """
     return _vector(values, np.dtype(np.int32))
 
 
@@ -100,7 +104,7 @@ class Segment:
         elif self.trainable:
             raise ValueError("segment: a trainable segment needs the log-probs of its tokens")
         if self.source not in ("engine", "environment"):
-            raise ValueError(f"segment: source must be engine or environment, found {self.source!r}")
+            raise ValueError(f"segment: expected engine or environment, found {self.source!r}")
 
     @classmethod
     def from_engine(

@@ -109,7 +109,8 @@ def test_the_worker_dies_with_a_killed_driver(module: Path) -> None:
         from pathlib import Path
         from rollmill.cluster.local import LocalWorker
         async def main():
-            thing = LocalWorker("thing_for_test:Thing", name="thing", log_path=Path({str(module)!r}) / "t.log")
+            log = Path({str(module)!r}) / "t.log"
+            thing = LocalWorker("thing_for_test:Thing", name="thing", log_path=log)
             await thing.start(start=0)
             print(thing.pid, flush=True)
             await thing.call("sleep", seconds=600)
@@ -128,3 +129,17 @@ def test_the_worker_dies_with_a_killed_driver(module: Path) -> None:
         time.sleep(0.02)
     else:
         assert not Path(f"/proc/{pid}").exists(), "the worker outlived its driver"
+
+
+def test_a_driver_killed_with_replies_unread_ends_the_worker_too() -> None:
+    script = textwrap.dedent("""
+        import queue, socket
+        from rollmill.cluster.worker import _watch
+        driver, worker = socket.socketpair()
+        worker.sendall(b"a reply that nobody reads")
+        driver.close()  # the worker's next read is a reset, not an end
+        _watch(worker, queue.SimpleQueue())
+        raise SystemExit("the watch came back")
+    """)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")

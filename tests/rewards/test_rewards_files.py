@@ -154,7 +154,8 @@ def test_a_label_that_is_an_object_is_graded_as_its_json_by_a_custom_reward(tmp_
     from rollmill.rewards.check import check_rewards
 
     (tmp_path / "r.py").write_text(
-        "import json\ndef reward(sample):\n    return float(sample.response == json.dumps(sample.label))\n"
+        "import json\ndef reward(sample):\n"
+        "    return float(sample.response == json.dumps(sample.label))\n"
     )
     rows = [PromptRow("q", [1, 2], {"age": 34, "name": "Vera"}, row_id="a:1")]
     report = check_rewards(rows, RewardConfig(function="r.py:reward"), base_dir=tmp_path)

@@ -35,14 +35,24 @@ def main(arguments: list[str]) -> None:
 
 
 def _watch(connection: socket.socket, calls: queue.SimpleQueue[Call]) -> None:
+    """Take in calls until the driver is gone, however it went; then end the process.
+
+    A driver that is killed with replies it did not read shows as a reset connection, not as a
+    closed one: nothing that ends this loop may leave the process running.
+    """
     decode = msgspec.msgpack.Decoder(Call).decode
-    while True:
-        header = read_exactly(connection, LENGTH.size)
-        body = header and read_exactly(connection, LENGTH.unpack(header)[0])
-        if not body:
-            logging.shutdown()
-            os._exit(0)
-        calls.put(decode(body))
+    try:
+        while (header := read_exactly(connection, LENGTH.size)) is not None:
+            body = read_exactly(connection, LENGTH.unpack(header)[0])
+            if body is None:
+                break
+            calls.put(decode(body))
+    except ConnectionError:
+        pass
+    except Exception:
+        logger.exception("the driver's calls cannot be read any more")
+    finally:
+        os._exit(0)
 
 
 def _serve(connection: socket.socket, calls: queue.SimpleQueue[Call], target: str) -> None:
