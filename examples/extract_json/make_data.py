@@ -24,7 +24,7 @@ TRAIN_PATTERNS = (
     "At {age}, {name} still works in {city}.",
 )
 UNSEEN_PATTERNS = (
-    "{city} is home to {name}, who has just turned {age}.",
+    "{name} turned {age} this year and has a flat in {city}.",
     "Meet {name} ({age}) from {city}.",
 )
 
