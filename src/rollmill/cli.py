@@ -125,7 +125,7 @@ def _check_rewards(arguments: list[str]) -> int:
     from rollmill.config.load import load_config
     from rollmill.data import load_rows
     from rollmill.errors import ConfigError
-    from rollmill.loop.parts import open_policy
+    from rollmill.loop.policy import open_policy
     from rollmill.rewards.commands import check_rewards
 
     if not arguments:

@@ -27,7 +27,18 @@ def test_help_names_every_command_without_loading_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    commands = ("train", "eval", "check", "grade", "config", "serve", "inspect", "view", "replay", "export")
+    commands = (
+        "train",
+        "eval",
+        "check",
+        "grade",
+        "config",
+        "serve",
+        "inspect",
+        "view",
+        "replay",
+        "export",
+    )
     assert [c for c in commands if f"  {c} " not in done.stdout] == []
 
 

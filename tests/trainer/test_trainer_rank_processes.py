@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from trainer_testkit import make_group, tiny_llama
 
 from rollmill.config import Config
-from rollmill.loop.parts import Policy, start_trainer
+from rollmill.loop.policy import Policy, start_trainer
 from rollmill.loop.run_dir import RunDir
 from rollmill.sample_codec import encode_group, encode_sample
 from rollmill.trainer.replay import is_timing

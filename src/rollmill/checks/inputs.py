@@ -12,7 +12,7 @@ from rollmill.config import Config, DatasetConfig
 from rollmill.data import PromptRow, load_dataset
 from rollmill.errors import RollmillError
 from rollmill.filters import DynamicFilter, load_ranking
-from rollmill.loop.parts import Policy
+from rollmill.loop.policy import Policy
 from rollmill.rewards.check import CheckReport, check_rewards
 from rollmill.rollout.hooks import load_generate, load_hooks
 

@@ -16,7 +16,7 @@ from rollmill.checks.inputs import LoadedData
 from rollmill.config import Config
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import RollmillError
-from rollmill.loop.parts import Policy, start_trainer
+from rollmill.loop.policy import Policy, open_pool, start_trainer
 from rollmill.loop.run_dir import RunDir
 from rollmill.sample import Sample
 from rollmill.sample_codec import encode_sample
@@ -43,13 +43,7 @@ def check_live(config: Config, policy: Policy, data: LoadedData, base_dir: Path)
 async def _check(
     config: Config, policy: Policy, data: LoadedData, base_dir: Path, run_dir: RunDir
 ) -> list[Finding]:
-    pool = EnginePool(
-        config.engine,
-        model_path=str(policy.folder),
-        tokenizer_path=config.model.tokenizer,
-        context_length=policy.context_length,
-        run_dir=run_dir.root,
-    )
+    pool = open_pool(config, policy, run_dir)
     findings = []
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(pool)

@@ -12,7 +12,7 @@ from pathlib import Path
 from rollmill.checks.finding import Finding, error, ok, warning
 from rollmill.config import Config
 from rollmill.config.load import load_config, to_plain
-from rollmill.loop.parts import Policy
+from rollmill.loop.policy import Policy
 from rollmill.loop.run_dir import RunDir
 
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -13,7 +13,7 @@ from rollmill.checks.finding import Finding, Level, from_error, guarded
 from rollmill.config import Config
 from rollmill.config.load import load_config
 from rollmill.errors import RollmillError
-from rollmill.loop.parts import Policy, open_policy
+from rollmill.loop.policy import Policy, open_policy
 
 MARKS = {
     Level.OK: ("ok", "green"),

@@ -6,12 +6,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rollmill.config import Config
-from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError
-from rollmill.loop.parts import open_policy, start_trainer
+from rollmill.loop.policy import open_evaluator, open_policy, open_pool, start_trainer
 from rollmill.loop.run_dir import RunDir, RunLock
 from rollmill.loop.state import TRAINER_STATE
-from rollmill.rollout.evaluate import EvalResult, Evaluator
+from rollmill.rollout.evaluate import EvalResult
 from rollmill.rollout.hooks import load_hooks
 from rollmill.sample import flatten
 from rollmill.telemetry.console import RunView
@@ -32,21 +31,9 @@ async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResu
         )
     run_dir = RunDir(config.run.dir)
     policy = open_policy(config)
-    pool = EnginePool(
-        config.engine,
-        model_path=str(policy.folder),
-        tokenizer_path=config.model.tokenizer,
-        context_length=policy.context_length,
-        run_dir=run_dir.root,
-    )
-    evaluator = Evaluator(
-        config,
-        engines=pool,
-        tokenizer=policy.tokenizer,
-        context_length=policy.context_length,
-        hooks=load_hooks(config.rollout.hooks, base_dir),
-        base_dir=base_dir,
-    )
+    pool = open_pool(config, policy, run_dir)
+    hooks = load_hooks(config.rollout.hooks, base_dir)
+    evaluator = open_evaluator(config, policy, pool, hooks, base_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(RunLock(run_dir.root))
         checkpoint = CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints).latest()

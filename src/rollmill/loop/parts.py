@@ -12,22 +12,27 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rollmill.cluster.local import LocalWorker
-from rollmill.cluster.ranks import RankGroup, Worker
+from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
 from rollmill.config.load import to_plain
-from rollmill.data import load_tokenizer, open_source
+from rollmill.data import open_source
 from rollmill.data.ledger import Ledger
 from rollmill.data.source import DataSource
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError, first_error
 from rollmill.filters import DynamicFilter, load_ranking
+from rollmill.filters.over_sampling import Ranking
+from rollmill.loop.policy import (
+    Policy,
+    open_evaluator,
+    open_policy,
+    open_pool,
+    start_trainer,
+)
 from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.traced import TracedEngines, TracedGrader
-from rollmill.models import context_length_of, resolve_model
 from rollmill.rewards.judge import Judge
 from rollmill.rollout.evaluate import Evaluator
 from rollmill.rollout.gate import Gate
@@ -44,14 +49,12 @@ from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.rollout.streaming import StreamingManager
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import MetricsLog
+from rollmill.telemetry.timeline import Timeline
 from rollmill.telemetry.trackers import open_trackers
 from rollmill.trainer.checkpoint import CheckpointStore
 from rollmill.weights.disk import DiskTransport
 
 logger = logging.getLogger(__name__)
-
-TRAINER = "rollmill.trainer.worker:TorchTrainer"
-"""What runs in a trainer's process."""
 
 
 @dataclass(frozen=True)
@@ -70,47 +73,6 @@ class Parts:
     view: RunView
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The model's files and limits."""
-
-    folder: Path
-    tokenizer: Any
-    context_length: int
-
-
-def open_policy(config: Config) -> Policy:
-    """Find the model and its tokenizer.
-
-    Raises:
-        ModelError: they are missing or unusable.
-        ConfigError: the context length is more than the model has.
-    """
-    folder = resolve_model(config.model.path, needs_tokenizer=config.model.tokenizer is None)
-    tokenizer = load_tokenizer(
-        config.model.tokenizer or folder, trust_remote_code=config.model.trust_remote_code
-    )
-    limit = context_length_of(folder)
-    wanted = config.model.context_length
-    if wanted is not None and limit is not None and wanted > limit:
-        raise ConfigError(
-            "the context length is more than the model's own",
-            where="model.context_length",
-            expected=f"at most {limit}",
-            found=str(wanted),
-            fix="lower it, or set it to null to take the model's own",
-        )
-    length = wanted or limit
-    if length is None:
-        raise ConfigError(
-            "the model does not say how long its context is",
-            where="model.context_length",
-            expected="a number of tokens",
-            found="null",
-        )
-    return Policy(folder, tokenizer, length)
-
-
 @asynccontextmanager
 async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncIterator[Parts]:
     """Start everything a training run needs; stop it all on the way out, whatever happened.
@@ -123,88 +85,116 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
     Raises:
         RollmillError: something cannot be used as configured.
     """
-    run_dir = RunDir(config.run.dir)
-    check_fresh(config, run_dir)
     view.phase("reading model and data")
-    policy = open_policy(config)
-    hooks = load_hooks(config.rollout.hooks, base_dir)
-    source = open_prompts(config, policy, hooks, base_dir)
-    pool = EnginePool(
-        config.engine,
-        model_path=str(policy.folder),
-        tokenizer_path=config.model.tokenizer,
-        context_length=policy.context_length,
-        run_dir=run_dir.root,
-    )
-    evaluator = Evaluator(
-        config,
-        engines=pool,
-        tokenizer=policy.tokenizer,
-        context_length=policy.context_length,
-        hooks=hooks,
-        base_dir=base_dir,
-    )
-    timeline = open_timeline(config.telemetry, run_dir.root)
-    judge = Judge(config.reward, seed=config.run.seed, base_dir=base_dir)
-    dynamic = DynamicFilter(
-        config.rollout.filters, reward_key=config.reward.reward_key, base_dir=base_dir
-    )
-    ranking = load_ranking(
-        config.rollout.filters.over_sampling,
-        reward_key=config.reward.reward_key,
-        base_dir=base_dir,
-    )
-    run_dir.write_config(config)
+    ready = _read_and_check(config, base_dir)
+    ready.run_dir.write_config(config)
     async with AsyncExitStack() as stack:
         trackers = stack.enter_context(
-            open_trackers(config.telemetry, run_dir.root, to_plain(config))
+            open_trackers(config.telemetry, ready.run_dir.root, to_plain(config))
         )
-        ledger = Ledger(run_dir.ledger)
-        stack.callback(ledger.close)
+        timeline = open_timeline(config.telemetry, ready.run_dir.root)
         view.phase("starting trainer, engines and rewards")
-        async with _all_or_first_error() as starting:
-            starting.create_task(stack.enter_async_context(judge))
-            starting.create_task(stack.enter_async_context(evaluator))
-            starting.create_task(stack.enter_async_context(pool))
-            trainer_started = starting.create_task(
-                start_trainer(stack, config, policy, run_dir, base_dir)
-            )
-        trainer = trainer_started.result()
-        transport = DiskTransport(config.weights, run_dir.root, dtype=config.engine.embedded.dtype)
+        trainer = await _start_processes(stack, config, ready, base_dir)
+        transport = DiskTransport(
+            config.weights, ready.run_dir.root, dtype=config.engine.embedded.dtype
+        )
         stack.push_async_callback(transport.close)
-        runner = make_runner(
-            config,
-            policy,
-            pool=TracedEngines(pool, timeline),
-            judge=TracedGrader(judge, timeline),
-            hooks=hooks,
-            new_index=source.new_index,
-            base_dir=base_dir,
-        )
-        parts = RolloutParts(
-            source=source,
-            ledger=ledger,
-            runner=runner,
-            dynamic_filter=dynamic,
-            ranking=ranking,
-            hooks=hooks,
-            reward_key=config.reward.reward_key,
-        )
-        manager = StreamingManager if config.rollout.asynchronous else RolloutManager
-        rollouts = manager(config.rollout, parts, view.progress)
-        stack.push_async_callback(rollouts.close)
+        rollouts = _open_rollouts(stack, config, ready, timeline, view, base_dir)
         yield Parts(
             config=config,
-            run_dir=run_dir,
-            engines=pool,
+            run_dir=ready.run_dir,
+            engines=ready.pool,
             rollouts=rollouts,
-            evaluator=evaluator,
+            evaluator=ready.evaluator,
             trainer=trainer,
             transport=transport,
-            checkpoints=CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints),
-            records=Records(MetricsLog(run_dir.metrics), trackers, timeline),
+            checkpoints=CheckpointStore(ready.run_dir.checkpoints, config.run.keep_checkpoints),
+            records=Records(MetricsLog(ready.run_dir.metrics), trackers, timeline),
             view=view,
         )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What was read and found usable; nothing of it runs yet."""
+
+    run_dir: RunDir
+    policy: Policy
+    hooks: LoadedHooks
+    source: DataSource
+    pool: EnginePool
+    evaluator: Evaluator
+    judge: Judge
+    dynamic_filter: DynamicFilter
+    ranking: Ranking | None
+
+
+def _read_and_check(config: Config, base_dir: Path) -> _Ready:
+    run_dir = RunDir(config.run.dir)
+    check_fresh(config, run_dir)
+    policy = open_policy(config)
+    hooks = load_hooks(config.rollout.hooks, base_dir)
+    pool = open_pool(config, policy, run_dir)
+    filters, key = config.rollout.filters, config.reward.reward_key
+    return _Ready(
+        run_dir=run_dir,
+        policy=policy,
+        hooks=hooks,
+        source=open_prompts(config, policy, hooks, base_dir),
+        pool=pool,
+        evaluator=open_evaluator(config, policy, pool, hooks, base_dir),
+        judge=Judge(config.reward, seed=config.run.seed, base_dir=base_dir),
+        dynamic_filter=DynamicFilter(filters, reward_key=key, base_dir=base_dir),
+        ranking=load_ranking(filters.over_sampling, reward_key=key, base_dir=base_dir),
+    )
+
+
+async def _start_processes(
+    stack: AsyncExitStack, config: Config, ready: _Ready, base_dir: Path
+) -> Worker:
+    """Engines, reward workers and the trainer, all at once; the trainer."""
+    async with _all_or_first_error() as starting:
+        starting.create_task(stack.enter_async_context(ready.judge))
+        starting.create_task(stack.enter_async_context(ready.evaluator))
+        starting.create_task(stack.enter_async_context(ready.pool))
+        trainer = starting.create_task(
+            start_trainer(stack, config, ready.policy, ready.run_dir, base_dir)
+        )
+    return trainer.result()
+
+
+def _open_rollouts(
+    stack: AsyncExitStack,
+    config: Config,
+    ready: _Ready,
+    timeline: Timeline,
+    view: RunView,
+    base_dir: Path,
+) -> RolloutManager:
+    ledger = Ledger(ready.run_dir.ledger)
+    stack.callback(ledger.close)
+    runner = make_runner(
+        config,
+        ready.policy,
+        pool=TracedEngines(ready.pool, timeline),
+        judge=TracedGrader(ready.judge, timeline),
+        hooks=ready.hooks,
+        new_index=ready.source.new_index,
+        base_dir=base_dir,
+    )
+    parts = RolloutParts(
+        source=ready.source,
+        ledger=ledger,
+        runner=runner,
+        dynamic_filter=ready.dynamic_filter,
+        ranking=ready.ranking,
+        hooks=ready.hooks,
+        reward_key=config.reward.reward_key,
+    )
+    manager = StreamingManager if config.rollout.asynchronous else RolloutManager
+    rollouts = manager(config.rollout, parts, view.progress)
+    stack.push_async_callback(rollouts.close)
+    return rollouts
 
 
 def check_fresh(config: Config, run_dir: RunDir) -> None:
@@ -284,30 +274,3 @@ def make_runner(
         max_retries=config.rollout.max_attempt_retries,
         sample_hook=hooks.sample,
     )
-
-
-async def start_trainer(
-    stack: AsyncExitStack, config: Config, policy: Policy, run_dir: RunDir, base_dir: Path
-) -> Worker:
-    """The trainer's process, or all of its ranks, stopped when `stack` closes."""
-    place: dict[str, Any] = {
-        "name": "trainer",
-        "log_path": run_dir.logs / "trainer.log",
-        "environment": {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"},
-    }
-    num_ranks = config.trainer.num_ranks
-    trainer: Worker
-    if num_ranks == 1:
-        trainer = LocalWorker(TRAINER, **place)
-    else:
-        trainer = RankGroup(TRAINER, num_ranks=num_ranks, **place)
-    stack.push_async_callback(trainer.stop)
-    await trainer.start(
-        config=config.trainer.model_dump(mode="json"),
-        model_path=str(policy.folder),
-        seed=config.run.seed,
-        num_total_steps=config.run.num_steps,
-        context_length=policy.context_length,
-        base_dir=str(base_dir),
-    )
-    return trainer
