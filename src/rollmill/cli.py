@@ -75,7 +75,10 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
     typer.echo("  metrics.jsonl         one line per step and evaluation")
     typer.echo("  samples/, eval/       every answer with its log-probs and reward (Parquet)")
     typer.echo("try next:")
-    typer.echo(f"  rollmill inspect {settings.run.dir}")
+    typer.echo(
+        f"  rollmill view {settings.run.dir}    every figure and every answer on a local page"
+    )
+    typer.echo(f"  rollmill inspect {settings.run.dir}    where every prompt went")
     typer.echo(f"  rollmill export {settings.run.dir} my-model    a Hugging Face model folder")
     if not result.is_finished:
         typer.echo(f"  rollmill train {config}    goes on from step {result.step}")

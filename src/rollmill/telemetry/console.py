@@ -23,7 +23,7 @@ from rollmill.telemetry.progress import Progress
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_SHOWN_CHARS = 300
 HEADER = (
-    f"{'step':>9} {'reward':>7} {'len':>6} {'trunc':>6} {'kl':>9} {'grad':>7} "
+    f"{'step':>9} {'reward':>7} {'len':>6} {'trunc':>6} {'agree':>6} {'grad':>7} "
     f"{'Δlogp':>8}   {'rollout':>8} {'train':>7} {'sync':>6} {'tok/s':>7}"
 )
 
@@ -94,7 +94,7 @@ class RunView:
             f"{step:>4}/{self._num_steps:<4} {_figure(metrics, 'reward/mean', '7.3f')} "
             f"{_figure(metrics, 'rollout/response_length_mean', '6.1f')} "
             f"{_figure(metrics, 'rollout/truncated', '6.2f')} "
-            f"{_figure(metrics, 'train/policy/old_kl', '9.2e')} "
+            f"{_figure(metrics, 'rollout/zero_std_groups', '6.2f')} "
             f"{_figure(metrics, 'train/optimizer/grad_norm', '7.2f')} "
             f"{_figure(metrics, 'train/mismatch/log_prob_diff_mean', '8.1e')}   "
             f"{_figure(metrics, 'time/rollout_s', '7.1f')}s "
