@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from rollmill.config.reward import RewardConfig
 from rollmill.errors import HookError, RewardError
 from rollmill.rewards.judge import Judge
 from rollmill.rewards.outcome import Outcome, OutcomeKind
+from rollmill.rewards.protocol import Setup, encode, framed
 from rollmill.sample import Sample
 
 HERE = Path(__file__).parent
@@ -285,3 +288,27 @@ def test_bombs_one_after_the_other_cost_their_deadlines_and_little_more(with_jud
 
     assert kinds(outcomes)["timeout"] == 20
     assert time.monotonic() - start < 60, "20 × 0.1 s of processor time, starting, a slow machine"
+
+
+def test_a_worker_whose_run_is_gone_ends_quietly(tmp_path: Path) -> None:
+    """A run that is killed leaves messages unread: that is no error of the worker's."""
+    ours, theirs = socket.socketpair()
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-m", "rollmill.rewards.worker", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    setup = Setup(
+        config=RewardConfig(type="math").model_dump_json(),
+        base_dir=str(tmp_path),
+        seed=0,
+        graders=("math",),
+    )
+    ours.sendall(framed(encode(setup)))
+    readable, _, _ = select.select([ours], [], [], 60)
+    assert readable, "the worker says that it is ready"
+    ours.close()
+    _, errors = worker.communicate(timeout=60)
+    assert (worker.returncode, errors) == (0, "")

@@ -84,12 +84,26 @@ class Worker:
             self._kill_child()
 
     def _read_setup(self) -> Setup | None:
-        while data := self._run.recv(READ_BYTES):
+        while data := self._receive():
             for frame in self._from_run.feed(data):
                 message = decode_to_worker(frame)
                 assert isinstance(message, Setup)
                 return message
         return None
+
+    def _receive(self) -> bytes:
+        """What the run sent; empty when it is gone, whether it closed or was killed."""
+        try:
+            return self._run.recv(READ_BYTES)
+        except ConnectionError:
+            return b""
+
+    def _tell_run(self, frame: bytes) -> None:
+        """Send a frame to the run; when it is gone there is nothing more to do."""
+        try:
+            self._run.sendall(framed(frame))
+        except ConnectionError:
+            self._is_done = True
 
     def _turn(self) -> None:
         for key, mask in self._selector.select(self._seconds_left()):
@@ -114,7 +128,7 @@ class Worker:
         return min(max(0.0, left) + 0.001, LOOK_EVERY_S)
 
     def _hear_run(self) -> None:
-        data = self._run.recv(READ_BYTES)
+        data = self._receive()
         if not data:
             self._is_done = True
             return
@@ -145,13 +159,13 @@ class Worker:
         if isinstance(message, Results):
             for result in message.results:
                 self._outstanding.pop(result.number, None)
-            self._run.sendall(framed(frame))
+            self._tell_run(frame)
             if self._is_alone:
                 self._send_next_alone()
             return
         self._failed_starts = 0
         if not self._is_ready:
-            self._run.sendall(framed(frame))
+            self._tell_run(frame)
             self._is_ready = isinstance(message, Ready)
             self._is_done = isinstance(message, SetupFailed)
 
@@ -198,7 +212,7 @@ class Worker:
         else:
             outcome = Outcome.error(f"the grading process died ({status})", seconds)
         result = Result(envelope.number, [outcome] * envelope.num_answers)
-        self._run.sendall(framed(encode(Results([result]))))
+        self._tell_run(encode(Results([result])))
 
     def _start_child(self) -> None:
         ours, theirs = socket.socketpair()
