@@ -12,6 +12,8 @@ from aiohttp import ClientSession
 from embedded_helpers import EOS, plain_logprobs, post, refused, serving
 from transformers import AutoModelForCausalLM
 
+from rollmill.engine.embedded.state import STATE
+
 PROMPT = [5, 9, 23, 40, 8, 8, 31]
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
 
@@ -430,7 +432,12 @@ def test_health_and_info(llama_folder: Path) -> None:
 
 
 async def until_running(client: Any, count: int) -> None:
+    """Wait until that many requests are being written: each has its first token."""
     await _until(client, "num_running_reqs", count)
+    scheduler = client.server.app[STATE].engine.scheduler
+    async with asyncio.timeout(20):
+        while sum(bool(one.output) for one in list(scheduler.running)) < count:
+            await client.get("/ping")
 
 
 async def until_waiting(client: Any, count: int) -> None:
