@@ -120,6 +120,25 @@ def test_abort_returns_partial_answers_and_empty_ones_for_waiting_requests(tmp_p
     run(script, tmp_path, body, max_concurrent_requests=2)
 
 
+def test_an_abort_by_prefix_leaves_other_requests_alone(tmp_path: Path) -> None:
+    async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
+        (engine,) = engines
+        engine.hold()
+        names = ("train/1/0", "eval/a/1/0", "train/2/0", "eval/a/2/0")
+        train_1, eval_1, train_2, eval_2 = (ask(pool, name) for name in names)
+        await engine.wait_for_running(2)  # the first two; the others wait at the gate
+        report = await pool.abort_all(5.0, rid_prefix="train/")
+        assert (report.num_aborted, report.num_unanswered) == (2, 0)
+        assert (await train_1).is_aborted
+        assert (await train_2).is_aborted
+        assert "abort_all" not in engine.events
+        await engine.wait_for_running(2)  # both of the evaluation's
+        engine.release()
+        assert [(await task).finish for task in (eval_1, eval_2)] == [FinishReason.STOP] * 2
+
+    run(Script(), tmp_path, body, max_concurrent_requests=2)
+
+
 def test_requests_after_an_abort_run_normally(tmp_path: Path) -> None:
     async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
         await pool.abort_all(1.0)

@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from dataclasses import dataclass
 
 BURST = 16
 """Requests admitted in one turn of the event loop: preparing a request takes a part of a
 millisecond, and thousands of them in one turn would keep everything else waiting."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """One who waits: for which sub-limit, under which id, and what is to be told."""
+
+    name: str | None
+    rid: str
+    entered: asyncio.Future[bool]
 
 
 class Admission:
@@ -30,7 +40,7 @@ class Admission:
         self._limits: dict[str, int] = {}
         self._inside: Counter[str | None] = Counter()
         self._num_inside = 0
-        self._waiting: deque[tuple[str | None, asyncio.Future[bool]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._is_closed = False
         self._continuation: asyncio.Handle | None = None
 
@@ -42,7 +52,7 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Requests that wait to enter."""
-        return sum(not future.done() for _, future in self._waiting)
+        return sum(not waiting.entered.done() for waiting in self._waiting)
 
     def limit(self, name: str, number: int) -> None:
         """Let at most `number` requests of sub-limit `name` be inside; may be changed later."""
@@ -55,8 +65,12 @@ class Admission:
         """Requests of sub-limit `name` in flight."""
         return self._inside[name]
 
-    async def enter(self, name: str | None = None) -> bool:
+    async def enter(self, name: str | None = None, *, rid: str = "") -> bool:
         """Wait for a place. False when `abort_waiting` was called meanwhile: then do not leave.
+
+        Args:
+            name: the sub-limit to count against.
+            rid: who waits, for `abort_waiting`.
 
         Raises:
             ValueError: the sub-limit was never set.
@@ -64,7 +78,7 @@ class Admission:
         if name is not None and name not in self._limits:
             raise ValueError(f"unknown limit {name!r}: expected one of {sorted(self._limits)}")
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((name, future))
+        self._waiting.append(_Waiting(name, rid, future))
         self._admit()
         try:
             return await future
@@ -88,14 +102,14 @@ class Admission:
         self._is_closed = False
         self._admit()
 
-    def abort_waiting(self) -> int:
-        """Send everybody who waits away; returns how many."""
+    def abort_waiting(self, rid_prefix: str = "") -> int:
+        """Send everybody away who waits and whose id begins with `rid_prefix`; how many."""
         number = 0
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_result(False)
+        for waiting in self._waiting:
+            if waiting.rid.startswith(rid_prefix) and not waiting.entered.done():
+                waiting.entered.set_result(False)
                 number += 1
-        self._waiting.clear()
+        self._waiting = deque(w for w in self._waiting if not w.entered.done())
         return number
 
     def _admit(self) -> None:
@@ -103,18 +117,19 @@ class Admission:
         if self._is_closed or self._continuation is not None:
             return
         num_admitted = 0
-        held_up: deque[tuple[str | None, asyncio.Future[bool]]] = deque()
+        held_up: deque[_Waiting] = deque()
         while self._waiting and self._num_inside < self._max_in_flight and num_admitted < BURST:
-            name, future = self._waiting.popleft()
-            if future.done():
+            waiting = self._waiting.popleft()
+            name = waiting.name
+            if waiting.entered.done():
                 continue
             if name is not None and self._inside[name] >= self._limits[name]:
-                held_up.append((name, future))
+                held_up.append(waiting)
                 continue
             self._inside[name] += 1
             self._num_inside += 1
             num_admitted += 1
-            future.set_result(True)
+            waiting.entered.set_result(True)
         self._waiting.extendleft(reversed(held_up))
         if num_admitted:
             self._continuation = asyncio.get_running_loop().call_soon(self._continue)

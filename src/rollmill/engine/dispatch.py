@@ -101,7 +101,7 @@ class Dispatcher:
         self._config = config
         self._balancer = Balancer()
         self._changed = asyncio.Event()
-        self._abort_epoch = 0
+        self._open: set[Request] = set()
         self._is_closed = False
 
     async def generate(self, request: Request) -> GenerateResult:
@@ -110,23 +110,26 @@ class Dispatcher:
         Raises:
             EngineCallError: no engine could answer.
         """
-        epoch = self._abort_epoch
-        if not await self._admission.enter(request.limit):
-            return GenerateResult.aborted_before_start()
+        self._open.add(request)
         try:
-            return await self._until_answered(request, epoch)
+            if not await self._admission.enter(request.limit, rid=request.rid):
+                return GenerateResult.aborted_before_start()
+            try:
+                return await self._until_answered(request)
+            finally:
+                self._admission.leave(request.limit)
         finally:
-            self._admission.leave(request.limit)
+            self._open.discard(request)
 
-    async def abort_all(self, deadline_s: float) -> AbortReport:
-        """Stop every request submitted before this call; what does not answer by the deadline is
-        given up."""
-        self._abort_epoch += 1
-        num_waiting = self._admission.abort_waiting()
-        num_flying = sum(len(lane.flights) for lane in self._lanes)
+    async def abort_all(self, deadline_s: float, rid_prefix: str = "") -> AbortReport:
+        """Stop every request submitted before this call whose id begins with `rid_prefix`; what
+        does not answer by the deadline is given up."""
+        self._open = {r for r in self._open if not r.rid.startswith(rid_prefix)}
+        num_waiting = self._admission.abort_waiting(rid_prefix)
+        num_flying = sum(len(lane.flights.with_prefix(rid_prefix)) for lane in self._lanes)
         self.notify()
         unanswered = await asyncio.gather(
-            *(lane.flights.abort_until_idle(deadline_s) for lane in self._lanes)
+            *(lane.flights.abort_until_idle(deadline_s, rid_prefix) for lane in self._lanes)
         )
         for lane, number in zip(self._lanes, unanswered, strict=True):
             if number:
@@ -154,12 +157,12 @@ class Dispatcher:
                 fix="see the engines' logs in the run's folder",
             )
 
-    async def _until_answered(self, request: Request, epoch: int) -> GenerateResult:
+    async def _until_answered(self, request: Request) -> GenerateResult:
         num_tries = num_deaths = 0
         token_ids = int_array(request.input_ids)
         cost = request.cost(token_ids)
         while True:
-            lane = await self._pick(request, cost, epoch)
+            lane = await self._pick(request, cost)
             if lane is None:
                 return GenerateResult.aborted_before_start()
             try:
@@ -195,11 +198,11 @@ class Dispatcher:
         self._weights.check(result, oldest, where=where)
         return result
 
-    async def _pick(self, request: Request, cost: int, epoch: int) -> Lane | None:
+    async def _pick(self, request: Request, cost: int) -> Lane | None:
         """The engine for this request, waited for; None when the request was aborted meanwhile."""
         try:
             async with asyncio.timeout(self._config.request_timeout_s):
-                while epoch == self._abort_epoch and not self._is_closed:
+                while request in self._open and not self._is_closed:
                     ready = {
                         number: lane.flights.load
                         for number, lane in enumerate(self._lanes)

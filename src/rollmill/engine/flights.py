@@ -81,16 +81,22 @@ class Flights:
         for flight in list(self._flights):
             flight.cut(error)
 
-    async def abort_until_idle(self, deadline_s: float) -> int:
-        """Abort the requests in flight now; returns how many did not answer by the deadline.
+    def with_prefix(self, rid_prefix: str) -> list[Flight]:
+        """The flights whose request id begins with `rid_prefix`."""
+        return [flight for flight in self._flights if flight.rid.startswith(rid_prefix)]
+
+    async def abort_until_idle(self, deadline_s: float, rid_prefix: str = "") -> int:
+        """Abort the requests in flight now whose id begins with `rid_prefix`; returns how many did
+        not answer by the deadline.
 
         The abort is sent again and again, as engines have been seen to lose one. Requests that
         do not answer are given up: their calls end with `EngineTimeout`.
         """
-        flights = list(self._flights)
+        flights = self.with_prefix(rid_prefix)
         if not flights:
             return 0
-        sender = asyncio.create_task(self._send_aborts(flights))
+        is_everything = not self._is_shared and not rid_prefix
+        sender = asyncio.create_task(self._send_aborts(flights, is_everything=is_everything))
         try:
             await asyncio.wait({flight.task for flight in flights}, timeout=deadline_s)
         finally:
@@ -101,16 +107,16 @@ class Flights:
             flight.cut(self._no_answer(flight, deadline_s))
         return len(unanswered)
 
-    async def _send_aborts(self, flights: list[Flight]) -> None:
+    async def _send_aborts(self, flights: list[Flight], *, is_everything: bool) -> None:
         wait_s = FIRST_ABORT_WAIT_S
         while True:
             left = [flight for flight in flights if not flight.task.done()]
             if not left:
                 return
-            if self._is_shared:
-                calls = [self._client.abort(flight.rid) for flight in left]
-            else:
+            if is_everything:
                 calls = [self._client.abort_all()]
+            else:
+                calls = [self._client.abort(flight.rid) for flight in left]
             await asyncio.gather(*calls, return_exceptions=True)  # silence shows in the deadline
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_ABORT_WAIT_S)

@@ -245,13 +245,16 @@ class EnginePool:
         request = Request(rid, input_ids, sampling, session_id, return_routed_experts, limit)
         return await self._dispatcher.generate(request)
 
-    async def abort_all(self, deadline_s: float) -> AbortReport:
+    async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> AbortReport:
         """Stop every request that was submitted before this call, waiting ones included.
+
+        With `rid_prefix` (such as `train/`) only those whose id begins with it; an evaluation that
+        runs beside them goes on.
 
         Engines are told again and again until they have answered; what they have not answered by
         the deadline is given up (those calls raise `EngineTimeout`). Never raises for an engine.
         """
-        return await self._dispatcher.abort_all(deadline_s)
+        return await self._dispatcher.abort_all(deadline_s, rid_prefix)
 
     # -- every engine at once ------------------------------------------------------------------
 
