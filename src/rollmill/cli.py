@@ -170,11 +170,16 @@ def grade(
 
 
 @app.command(name="config")
-def show_config() -> None:
+def show_config(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As tables, one per section (docs/configuration.md).")
+    ] = False,
+) -> None:
     """Print every field of the configuration: default, type, meaning."""
     from rollmill.config.describe import describe_config
+    from rollmill.config.reference import config_reference
 
-    typer.echo(describe_config())
+    typer.echo(config_reference().rstrip() if markdown else describe_config())
 
 
 @app.command()

@@ -20,11 +20,11 @@ def describe_config() -> str:
         depth = path.count(".")
         indent = "  " * depth
         name = path.rpartition(".")[2]
-        meaning = " ".join((info.description or "").split())
+        meaning = meaning_text(info)
         if section_of(info.annotation) is not None and not _is_optional_value(info):
             lines.append(f"{indent}{name}:  # {meaning}")
         else:
-            lines.append(f"{indent}{name}: {_default(info)}  # [{_type(info)}] {meaning}")
+            lines.append(f"{indent}{name}: {default_text(info)}  # [{type_text(info)}] {meaning}")
     return "\n".join(lines)
 
 
@@ -34,7 +34,13 @@ def _is_optional_value(info: FieldInfo) -> bool:
     )
 
 
-def _default(info: FieldInfo) -> str:
+def meaning_text(info: FieldInfo) -> str:
+    """What the field is for, on one line."""
+    return " ".join((info.description or "").split())
+
+
+def default_text(info: FieldInfo) -> str:
+    """The field's default as in YAML."""
     default = info.get_default(call_default_factory=True, validated_data={})
     if default is PydanticUndefined:
         return "(required)"
@@ -47,7 +53,8 @@ def _default(info: FieldInfo) -> str:
     return str(default)
 
 
-def _type(info: FieldInfo) -> str:
+def type_text(info: FieldInfo) -> str:
+    """The field's type with its bounds, in words."""
     bounds = [str(m) for m in info.metadata if _is_bound(m)]
     text = _type_name(info.annotation)
     return text + (
