@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from trainer_testkit import make_group, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM
 
-from rollmill.config.trainer import LoraConfig, TrainerConfig
+from rollmill.config.trainer import TrainerConfig
 from rollmill.errors import CheckpointError, ConfigError
 from rollmill.sample import Group
 from rollmill.sample_codec import encode_group, encode_sample
@@ -151,8 +151,3 @@ def test_a_missing_peft_is_named_with_its_remedy(
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"rollmill\[lora\]"):
         trainer(path)
-
-
-def test_adapters_on_several_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_ranks: 1"):
-        TrainerConfig(lora=LoraConfig(), num_ranks=2)

@@ -22,7 +22,7 @@ from trainer_testkit import (
     tiny_llama,
 )
 
-from rollmill.config.trainer import TrainerConfig
+from rollmill.config.trainer import LoraConfig, TrainerConfig
 from rollmill.sample import Group
 from rollmill.sample_codec import encode_group, encode_sample
 from rollmill.trainer.ranks import Ranks, spread
@@ -45,6 +45,10 @@ CASES: list[dict[str, Any]] = [
     {
         "algorithm": {"advantage": "ppo", "gae_lambda": 0.9},
     },
+    {  # rank 3: no number of ranks but 3 divides it
+        "algorithm": {"loss": "cispo", "entropy_coef": 0.01},
+        "lora": LoraConfig(rank=3, alpha=6),
+    },
 ]
 
 
@@ -58,8 +62,17 @@ def step(number: int, ranks: Ranks | None) -> tuple[dict[str, float], dict[str, 
     return how.learn(groups, **ARGUMENTS), first_gradients(how)
 
 
-def trainer(folder: Path, **place: Any) -> TorchTrainer:
-    config = TrainerConfig.model_validate({"num_threads": 1, "optimizer": {"lr": 1e-3}})
+WORKERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    # The reference is scored before the first gradient, by the same model with its adapters off.
+    "lora": {"lora": {"rank": 3, "alpha": 6}, "algorithm": {"kl_coef": 0.1}},
+}
+"""What changes the trainer's settings, by the folder its files go to."""
+
+
+def trainer(folder: Path, kind: str, **place: Any) -> TorchTrainer:
+    settings = {"num_threads": 1, "optimizer": {"lr": 1e-3, "eps": 1e-3}, **WORKERS[kind]}
+    config = TrainerConfig.model_validate(settings)
     return TorchTrainer(
         config=config.model_dump(mode="json"),
         model_path=str(folder / "model"),
@@ -71,7 +84,7 @@ def trainer(folder: Path, **place: Any) -> TorchTrainer:
 
 
 def use_worker(which: TorchTrainer, folder: Path) -> list[bytes]:
-    """Train, save, load, train, write: the files are in `folder`, the scores come back."""
+    """Train, save, load, train, write, export: files are in `folder`, the scores come back."""
     groups = [make_group(i, [1.0, 0.0], rng=np.random.default_rng(i)) for i in range(3)]
     encoded = [encode_group(group) for group in groups]
     arguments: dict[str, Any] = {"reward_key": None, "max_new_tokens": 8, "temperature": 1.0}
@@ -81,27 +94,32 @@ def use_worker(which: TorchTrainer, folder: Path) -> list[bytes]:
     which.load(str(folder / "state"))
     which.train(encoded, step=1, **arguments)
     which.write_weights(str(folder / "weights"), dtype="float32")
+    which.export(str(folder / "export"))
     return which.score([encode_sample(s) for g in groups for s in g.samples], temperature=1.0)
 
 
 def one_rank(rank: int, size: int, folder: Path) -> None:
     """What each process does; rank 0 leaves the results in files."""
     torch.set_num_threads(1)
-    place = {"rank": rank, "num_ranks": size, "rendezvous": f"file://{folder}/rendezvous"}
-    which = trainer(folder, **place)
-    scores = use_worker(which, folder)
-    ranks = which._ranks
+    place = {"rank": rank, "num_ranks": size}
+    for kind in WORKERS:
+        meeting = f"file://{folder}/rendezvous_{kind}"
+        which = trainer(folder, kind, **place, rendezvous=meeting)
+        scores = use_worker(which, folder / kind)
+        (folder / kind / f"scores_{rank}.bin").write_bytes(b"".join(scores))
+        which.close()
+    ranks = Ranks(rank, size, rendezvous=f"file://{folder}/rendezvous")
     for number in range(len(CASES)):
         metrics, gradients = step(number, ranks)
         if rank == 0:
             save_file(gradients, folder / f"gradients_{number}.safetensors")
             (folder / f"metrics_{number}.json").write_text(json.dumps(metrics))
-    (folder / f"scores_{rank}.bin").write_bytes(b"".join(scores))
-    which.close()
+    ranks.close()
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_take_the_step_that_one_rank_takes(size: int, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
     tiny_llama().save_pretrained(tmp_path / "model")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rollmill.trainer.worker", LLAMA_MODULE])
@@ -118,30 +136,43 @@ def test_ranks_take_the_step_that_one_rank_takes(size: int, tmp_path: Path) -> N
     assert codes == [0] * size
 
     for number in range(len(CASES)):
-        metrics, gradients = step(number, None)
-        found = load_file(tmp_path / f"gradients_{number}.safetensors")
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
-        theirs = json.loads((tmp_path / f"metrics_{number}.json").read_text())
-        assert theirs.keys() == metrics.keys()
-        for name, value in metrics.items():
-            if "second" not in name and name not in ("tokens/positions", "tokens/padding_share"):
-                assert theirs[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+        assert_same_step(number, tmp_path)
+    for kind in WORKERS:
+        assert_same_files(kind, size, tmp_path)
 
-    alone = tmp_path / "alone"
-    (alone / "model").parent.mkdir()
-    (alone / "model").symlink_to(tmp_path / "model")
-    expected_scores = b"".join(use_worker(trainer(alone), alone))
-    for file in ("weights/model.safetensors", "state/model.safetensors"):
-        expected, written = load_file(alone / file), load_file(tmp_path / file)
+
+def assert_same_step(number: int, folder: Path) -> None:
+    metrics, gradients = step(number, None)
+    found = load_file(folder / f"gradients_{number}.safetensors")
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 1e-6, f"{name} has no gradient to compare"
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
+    theirs = json.loads((folder / f"metrics_{number}.json").read_text())
+    assert theirs.keys() == metrics.keys()
+    for name, value in metrics.items():
+        if "second" not in name and name not in ("tokens/positions", "tokens/padding_share"):
+            assert theirs[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
+
+
+def assert_same_files(kind: str, size: int, folder: Path) -> None:
+    alone = folder / f"alone_{kind}"
+    alone.mkdir()
+    (alone / "model").symlink_to(folder / "model")
+    expected_scores = b"".join(use_worker(trainer(alone, kind), alone))
+    for file in ("weights", "state", "export"):
+        path = f"{file}/model.safetensors"
+        expected, written = load_file(alone / path), load_file(folder / kind / path)
         assert expected.keys() == written.keys()
         for name in expected:
-            torch.testing.assert_close(written[name], expected[name], rtol=1e-4, atol=2e-4)
+            torch.testing.assert_close(written[name], expected[name], rtol=1e-4, atol=1e-5)
+    start = load_file(folder / "model" / "model.safetensors")
+    moved = load_file(folder / kind / "weights" / "model.safetensors")
+    assert any((moved[name] - tensor).abs().max() > 1e-4 for name, tensor in start.items())
     for rank in range(size):
-        scores = np.frombuffer((tmp_path / f"scores_{rank}.bin").read_bytes(), np.float32)
-        expected_array = np.frombuffer(expected_scores, np.float32)
-        np.testing.assert_allclose(scores, expected_array, atol=2e-3)
-    trainer(alone).load(str(tmp_path / "state"))
+        scores = np.frombuffer((folder / kind / f"scores_{rank}.bin").read_bytes(), np.float32)
+        np.testing.assert_allclose(scores, np.frombuffer(expected_scores, np.float32), atol=1e-4)
+    trainer(alone, kind).load(str(folder / kind / "state"))
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 5))

@@ -14,6 +14,7 @@ from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.trainer.algorithm import find_algorithm
 from rollmill.trainer.critic import ValueModel
 from rollmill.trainer.learner import Learner
+from rollmill.trainer.lora import add_adapters
 from rollmill.trainer.policy import Policy
 from rollmill.trainer.ranks import Ranks, whole
 
@@ -112,8 +113,12 @@ def learner(
 
     def policy(number: int, kind: type[AnyPolicy]) -> AnyPolicy:
         model = tiny_llama(number)
+        model = model.double() if double else model
+        if config.lora is not None and number == seed:
+            add_adapters(model, config.lora)
+            randomize_adapters(model)
         return kind(
-            model.double() if double else model,
+            model,
             device=torch.device("cpu"),
             chunk_tokens=config.logprob_chunk_tokens,
             layout=config.layout,
@@ -129,6 +134,15 @@ def learner(
         ranks=ranks,
         value_model=policy(2, ValueModel) if algorithm.needs_critic else None,
     )
+
+
+def randomize_adapters(model: Any) -> None:
+    """B is 0 in a new adapter, which hides half of the gradients: as after some training."""
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1, generator=random)
 
 
 def mixed_groups(rng: np.random.Generator) -> list[Group]:
@@ -154,5 +168,5 @@ def mixed_groups(rng: np.random.Generator) -> list[Group]:
 def first_gradients(how: Learner) -> dict[str, torch.Tensor]:
     """The gradient of the only optimizer step so far: AdamW's first moment is (1 − β₁)·g."""
     scale = 1 - how.config.optimizer.betas[0]
-    named = how.policy.model.named_parameters()
-    return {name: whole(how.optimizer.state[p]["exp_avg"]) / scale for name, p in named}
+    trained = [(n, p) for n, p in how.policy.model.named_parameters() if p.requires_grad]
+    return {name: whole(how.optimizer.state[p]["exp_avg"]) / scale for name, p in trained}

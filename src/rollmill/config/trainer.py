@@ -174,11 +174,3 @@ class TrainerConfig(Section):
     """AdamW and its schedule."""
     critic: CriticConfig = CriticConfig()
     """The critic of the `ppo` estimator."""
-
-    @model_validator(mode="after")
-    def _parts_agree(self) -> TrainerConfig:
-        if self.lora is not None and self.num_ranks > 1:
-            raise ValueError(
-                f"lora: expected num_ranks: 1 (adapters are not sharded), found {self.num_ranks}"
-            )
-        return self

@@ -2,8 +2,9 @@
 
 A linear layer W becomes W + (alpha/rank)·B·A, with A [rank, in] random and B [out, rank] zero at
 first, so training starts from the model itself. The adapters are put into the model in place: to
-the rest of the trainer it is the same model with few trained parameters. What leaves the trainer
-for engines and people is merged, under the names the model had before.
+the rest of the trainer it is the same model with few trained parameters: with several ranks, base
+and adapters are sharded alike. What leaves the trainer for engines and people is merged, under the
+names the model had before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rollmill.config.trainer import LoraConfig
 from rollmill.errors import ConfigError
 from rollmill.trainer.layout import MicroBatch
 from rollmill.trainer.policy import Policy
+from rollmill.trainer.ranks import whole
 
 ADAPTER = "default"
 """Name of the one adapter, as peft calls it."""
@@ -107,12 +109,29 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     """The model as it was before training, while this lasts."""
     layers = list(adapted_layers(model).values())
     for layer in layers:
-        layer.enable_adapters(False)
+        _switch(layer, is_on=False)
     try:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)
+            _switch(layer, is_on=True)
+
+
+def delta_weight(layer: Any) -> Tensor:
+    """(alpha/rank)·B·A, in the orientation of the layer's weight; with shards, every rank asks."""
+    first, second = (whole(m[ADAPTER].weight.detach()) for m in (layer.lora_A, layer.lora_B))
+    delta: Tensor = layer.scaling[ADAPTER] * (second @ first)
+    return delta.T if layer.fan_in_fan_out else delta
+
+
+def _switch(layer: Any, *, is_on: bool) -> None:
+    """Turn a layer's adapters on or off and nothing else.
+
+    peft also freezes what it turns off; sharding must not see that, or it would skip gradients.
+    """
+    layer.enable_adapters(is_on)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(is_adapter_weight(f".{name}"))
 
 
 def _bad_targets(config: LoraConfig, found: str) -> ConfigError:

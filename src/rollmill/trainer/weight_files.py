@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rollmill.errors import ConfigError
-from rollmill.trainer.lora import ADAPTER, adapted_layers, base_name, is_adapter_weight
+from rollmill.trainer.lora import adapted_layers, base_name, delta_weight, is_adapter_weight
 from rollmill.trainer.ranks import whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -109,7 +109,7 @@ def engine_tensors(model: Any, dtype: str) -> dict[str, Tensor]:
             is_float = tensor.is_floating_point()
             full = whole(tensor.detach())
             if name in adapted:
-                full = full + adapted[name].get_delta_weight(ADAPTER).detach()
+                full = full + delta_weight(adapted[name])
             copies[owner] = full.to("cpu", target if is_float else None, copy=True)
         tensors[name] = copies[owner]
     return tensors
