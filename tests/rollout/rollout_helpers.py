@@ -153,6 +153,7 @@ def make_side(
     num_prompts: int = 64,
     max_requests: int = 64,
     max_new_tokens: int = 64,
+    last_step: int | None = None,
 ) -> Side:
     settings = {"batch_size": 4, "n_samples_per_prompt": 2, "abort_timeout_s": 2.0} | (config or {})
     sampling = SamplingConfig(max_new_tokens=max_new_tokens)
@@ -181,8 +182,11 @@ def make_side(
         reward_key=None,
     )
     progress: list[Progress] = []
-    kind = StreamingManager if rollout.asynchronous else RolloutManager
-    manager = kind(rollout, parts, progress.append)
+    manager = (
+        StreamingManager(rollout, parts, progress.append, last_step=last_step)
+        if rollout.asynchronous
+        else RolloutManager(rollout, parts, progress.append)
+    )
     return Side(manager, source, ledger, context, judge, progress)
 
 

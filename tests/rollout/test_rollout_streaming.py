@@ -97,6 +97,50 @@ def test_answers_are_written_while_the_trainer_trains(tmp_path: Path) -> None:
     run(main)
 
 
+def test_nothing_is_written_that_no_step_up_to_the_last_needs(tmp_path: Path) -> None:
+    engines = UnevenEngines(5)
+    side = stream_side(tmp_path, engines, staleness=3, last_step=4)
+
+    async def main() -> None:
+        for number in (4, 0, 9, 30):
+            await step_of(side, engines, number)
+        await until(lambda: engines.num_running == 0)
+        await side.manager.close()
+
+    run(main)
+    assert len(engines.calls) == 4 * BATCH * 2
+    assert sum(side.ledger.balance().values()) == 4 * BATCH
+    side.check_books()
+
+
+def test_finished_groups_that_could_make_another_late_start_afresh(tmp_path: Path) -> None:
+    """A synchronous run leaves a surplus that an asynchronous one, resumed from it, cannot use."""
+    engines = FakeEngines(length=4)
+    source = make_source(64, 2)
+    settings = {"batch_size": BATCH, "over_sampling_batch_size": 6 * BATCH, "max_staleness": 1}
+    before = make_side(tmp_path, engines, config=settings, source=source)
+    run(before.train)
+    num_ready = before.manager.num_ready
+    assert num_ready > 2 * BATCH
+    saved = before.manager.state_dict()
+    before.ledger.close()
+    after = stream_side(tmp_path, engines, staleness=1, source=make_source(64, 2))
+    after.manager.load_state_dict(saved)
+    after.step, after.trained = 1, list(before.trained)
+    engines.version = 1
+
+    async def main() -> None:
+        for _ in range(4):
+            batch = await step_of(after, engines, 5)
+            assert batch.metrics["rollout/staleness_max"] <= 1
+        await after.manager.close()
+
+    run(main)
+    trained = [group.group_index for group in after.trained]
+    assert sorted(trained) == list(range(5 * BATCH)), "oldest prompts first, each once"
+    after.check_books()
+
+
 def test_a_resume_goes_on_with_finished_groups_and_asks_those_in_flight_afresh(
     tmp_path: Path,
 ) -> None:
@@ -163,7 +207,6 @@ def test_an_error_while_the_trainer_trains_ends_the_next_collect(tmp_path: Path)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_staleness": 0},
         {"over_sampling_batch_size": 8},
         {"filters": {"over_sampling": "by_reward_std"}},
         {"filters": {"when_short": "keep"}},

@@ -52,11 +52,15 @@ class StalenessGate:
         batch_size: B.
         max_staleness: S.
         version: of the weights that are served at first.
+        last_step: of the run: groups that no batch up to it needs are not admitted. None is no end.
     """
 
-    def __init__(self, *, batch_size: int, max_staleness: int, version: int = 0) -> None:
+    def __init__(
+        self, *, batch_size: int, max_staleness: int, version: int = 0, last_step: int | None = None
+    ) -> None:
         self._batch_size = batch_size
         self._bound = max_staleness
+        self._last_step = last_step
         self._version = version
         self._num_taken = version
         self._live: OrderedDict[int, _Live] = OrderedDict()
@@ -78,9 +82,11 @@ class StalenessGate:
         return self._num_finished
 
     def num_to_admit(self) -> int:
-        """How many groups may be submitted now (rule 1)."""
-        is_training = self._num_taken - self._version
-        return max(0, (self._bound + 1 - is_training) * self._batch_size - len(self._live))
+        """How many groups may be submitted now (rule 1), and are needed."""
+        num_batches = self._bound + 1 - (self._num_taken - self._version)
+        if self._last_step is not None:
+            num_batches = min(num_batches, self._last_step - self._num_taken)
+        return max(0, num_batches * self._batch_size - len(self._live))
 
     def admit(self, group: int) -> None:
         """A group was submitted, to be written by the version served now or a later one."""
@@ -96,13 +102,23 @@ class StalenessGate:
         self._num_finished += not live.is_finished
         live.is_finished = True
 
-    def restore(self, group: int, version: int) -> None:
+    def restore(self, group: int, version: int) -> bool:
         """A finished group of an earlier process, whose oldest token `version` wrote.
 
         Call in ascending order of version, before anything is admitted.
+
+        Returns:
+            False when there is no place: with it, some group would miss its deadline (the earlier
+            process had another bound, batch size, or no bound at all). The group is not live then.
         """
+        deadline = version + self._bound + 1
+        step = self._num_taken + 1
+        num_due = 1 + len(self._live)  # all of them are due by then: versions ascend
+        if deadline < step or num_due > (deadline - step + 1) * self._batch_size:
+            return False
         self._live[group] = _Live(version, is_finished=True)
         self._num_finished += 1
+        return True
 
     def drop(self, group: int) -> None:
         """A live group is gone: rejected, failed or given back."""

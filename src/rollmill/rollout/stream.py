@@ -18,6 +18,7 @@ from dataclasses import replace
 from rollmill.filters import Verdict
 from rollmill.rollout.collector import Collector
 from rollmill.rollout.fresh import restart_group
+from rollmill.rollout.length_bias import LengthBias
 from rollmill.rollout.round import (
     ATTEMPTS_PER_TURN,
     Round,
@@ -42,9 +43,12 @@ class Stream(Round):
         parts_of: what the rollouts of a (step, version) work with.
         step: the first step that a batch is wanted for.
         version: of the weights that are served.
+        last_step: of the run; no prompt is submitted that no batch up to it needs.
     """
 
-    def __init__(self, parts_of: PartsOf, *, step: int, version: int) -> None:
+    def __init__(
+        self, parts_of: PartsOf, *, step: int, version: int, last_step: int | None = None
+    ) -> None:
         parts = parts_of(step, version)
         super().__init__(parts)
         self._parts_of = parts_of
@@ -53,7 +57,9 @@ class Stream(Round):
             batch_size=parts.config.batch_size,
             max_staleness=parts.config.max_staleness,
             version=version,
+            last_step=last_step,
         )
+        self._length_bias = LengthBias()
         self._finished: dict[int, Group] = {}
         self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
@@ -74,6 +80,7 @@ class Stream(Round):
             await self._until_changed(self._pump)
         groups = [self._finished.pop(index) for index in chosen]
         self.collector.cut(groups, reject_rest=None)
+        self._length_bias.trained(groups)
         self.is_complete = True
         self._report()
         return sorted(groups, key=lambda group: group.group_index)
@@ -123,6 +130,7 @@ class Stream(Round):
         return round_metrics(self.collector, self._parts.runner, self._started) | {
             "rollout/max_requests_in_flight": float(self._parts.runner.context.gate.high_water),
             "rollout/live_groups": float(self._ages.num_live),
+            "rollout/length_bias": self._length_bias.value,
         }
 
     async def _run_pump(self) -> None:
@@ -151,11 +159,13 @@ class Stream(Round):
             self.collector.submitted(len(groups))
             for group in groups:
                 self._ages.admit(group.group_index)
+                self._length_bias.issued(group.group_index)
                 self._start(group).add_done_callback(self._wakes.put_nowait)
             await asyncio.sleep(0)
 
     def _book(self, group: Group, verdict: Verdict) -> None:
         super()._book(group, verdict)
+        self._length_bias.ended(group)
         if verdict.keep:
             self._ages.finish(group.group_index)
             self._finished[group.group_index] = group
@@ -164,6 +174,7 @@ class Stream(Round):
 
     def _fail(self, group: Group, reason: str) -> None:
         self._ages.drop(group.group_index)
+        self._length_bias.ended(group)
         super()._fail(group, reason)
 
     def _return(self, group: Group) -> None:
@@ -171,19 +182,26 @@ class Stream(Round):
         super()._return(group)
 
     def _restore(self) -> None:
-        """Finished groups of an earlier process count by the age of their oldest token."""
-        usable = self._parts.supply.take_ready()
-        versions = {
-            group.group_index: min(
-                (v for s in group.samples if (v := s.oldest_version) is not None),
-                default=self._ages.version,
-            )
-            for group in usable
-        }
-        for group in sorted(usable, key=lambda g: (versions[g.group_index], g.group_index)):
-            self._ages.restore(group.group_index, versions[group.group_index])
-            self._finished[group.group_index] = group
-            self.collector.offer_ready(group)
+        """Finished groups of an earlier process count by the age of their oldest token.
+
+        One that could make another miss its deadline goes back to the source as a prompt.
+        """
+        by_age = sorted(
+            (self._oldest_version(group), group.group_index, group)
+            for group in self._parts.supply.take_ready()
+        )
+        for version, index, group in by_age:
+            if self._ages.restore(index, version):
+                self._finished[index] = group
+                self.collector.offer_ready(group)
+                self._length_bias.issued(index)
+                self._length_bias.ended(group)
+            else:
+                self._parts.supply.start_afresh(group)
+
+    def _oldest_version(self, group: Group) -> int:
+        versions = [v for sample in group.samples if (v := sample.oldest_version) is not None]
+        return min(versions, default=self._ages.version)
 
     def _new_collector(self) -> Collector:
         return Collector(replace(limits_of(self._parts), target=NEVER_FULL, when_short="error"))

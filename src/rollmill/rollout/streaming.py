@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollmill.config.rollout import RolloutConfig
 from rollmill.data.ledger import State
 from rollmill.rollout.batch import RolloutBatch
 from rollmill.rollout.books import Books
-from rollmill.rollout.manager import RolloutManager
+from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.rollout.round import RoundParts
 from rollmill.rollout.stream import Stream
 from rollmill.sample_codec import decode_group, encode_group
+from rollmill.telemetry.progress import ProgressListener, ignore_progress
 
 
 class StreamingManager(RolloutManager):
@@ -18,9 +20,25 @@ class StreamingManager(RolloutManager):
 
     `weights_changed` must be called after every weight sync; `close` ends the stream. A checkpoint
     holds the finished groups, and the prompts of those in flight, which a resume asks afresh.
+
+    Args:
+        config: the `rollout` section.
+        parts: source, ledger, runner, filters and hooks.
+        listener: told about progress, for live views.
+        last_step: of the run; nothing is written that no batch up to it needs.
     """
 
-    _stream: Stream | None = None
+    def __init__(
+        self,
+        config: RolloutConfig,
+        parts: RolloutParts,
+        listener: ProgressListener = ignore_progress,
+        *,
+        last_step: int | None = None,
+    ) -> None:
+        super().__init__(config, parts, listener)
+        self._last_step = last_step
+        self._stream: Stream | None = None
 
     async def collect(self, *, step: int, version: int) -> RolloutBatch:
         """The next batch; no group in it is more than `max_staleness` versions old.
@@ -80,7 +98,9 @@ class StreamingManager(RolloutManager):
             context = self._parts.runner.context
             context.gate.open()
             context.usage.begin()
-            self._stream = Stream(self._parts_at, step=step, version=version)
+            self._stream = Stream(
+                self._parts_at, step=step, version=version, last_step=self._last_step
+            )
             self._ready = []
         return self._stream
 
