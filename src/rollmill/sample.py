@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
-Source = Literal["engine", "environment"]
+Source = Literal["engine", "environment", "data"]
 Reward = float | dict[str, float]
 
 NO_VERSION = -1
@@ -80,10 +80,13 @@ class Segment:
     Attributes:
         token_ids: int32 [T].
         log_probs: float32 [T], log-prob of each token under the policy that sampled it, at the
-            sampling temperature; required when `trainable`, None when unknown.
+            sampling temperature; None when unknown. Trainable tokens need them, unless they come
+            from the data: nobody may have sampled those.
         trainable: whether these tokens enter the loss.
-        weight_version: version of the weights that wrote the tokens; None for the environment.
-        source: `engine` (the policy wrote it) or `environment` (a tool or user wrote it).
+        weight_version: version of the weights that wrote the tokens; None when no engine of
+            the run did.
+        source: `engine` (the policy wrote it), `environment` (a tool or user wrote it) or `data`
+            (an answer recorded in the data).
     """
 
     token_ids: IntArray
@@ -101,10 +104,12 @@ class Segment:
                     f"segment: expected one log-prob per token, found {len(self.log_probs)} "
                     f"log-probs for {len(self.token_ids)} tokens"
                 )
-        elif self.trainable:
+        elif self.trainable and self.source != "data":
             raise ValueError("segment: a trainable segment needs the log-probs of its tokens")
-        if self.source not in ("engine", "environment"):
-            raise ValueError(f"segment: expected engine or environment, found {self.source!r}")
+        if self.source not in get_args(Source):
+            raise ValueError(
+                f"segment: expected engine, environment or data, found {self.source!r}"
+            )
 
     @classmethod
     def from_engine(
@@ -117,6 +122,12 @@ class Segment:
     def from_environment(cls, token_ids: npt.ArrayLike) -> Segment:
         """Tokens that a tool or a user wrote: in the context, never in the loss."""
         return cls(int_array(token_ids), None, False, None, "environment")
+
+    @classmethod
+    def from_data(cls, token_ids: npt.ArrayLike, log_probs: npt.ArrayLike | None = None) -> Segment:
+        """Tokens of a recorded answer: trainable, with log-probs when somebody noted them."""
+        known = None if log_probs is None else float_array(log_probs)
+        return cls(int_array(token_ids), known, True, None, "data")
 
     def untrainable(self) -> Segment:
         """The same tokens, taken out of the loss (off-policy masking)."""
@@ -219,7 +230,7 @@ class Sample:
 
     @property
     def rollout_log_probs(self) -> FloatArray:
-        """float32 [R]: log-prob when sampled; 0 where the engine gave none (never trainable)."""
+        """float32 [R]: log-prob when sampled; 0 where unknown (see `Segment.log_probs`)."""
         parts = [
             np.zeros(len(s), np.float32) if s.log_probs is None else s.log_probs
             for s in self.segments
@@ -228,7 +239,7 @@ class Sample:
 
     @property
     def weight_versions(self) -> IntArray:
-        """int32 [R]: version that wrote each token, `NO_VERSION` for the environment."""
+        """int32 [R]: version that wrote each token, `NO_VERSION` where no engine did."""
         parts = [
             np.full(len(s), NO_VERSION if s.weight_version is None else s.weight_version, np.int32)
             for s in self.segments

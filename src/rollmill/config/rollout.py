@@ -64,6 +64,9 @@ class RolloutHooks(Section):
 class RolloutConfig(Section):
     """One batch: how many prompts, how many answers each, and what to do with the rest."""
 
+    source: Literal["generate", "replay"] = "generate"
+    """`generate`: engines write the answers. `replay`: the data holds them (SFT, offline
+    distillation); engines are started for evaluation only."""
     batch_size: int = Field(8, ge=1)
     """Prompts (groups) per training step."""
     n_samples_per_prompt: int = Field(8, ge=1)
@@ -103,6 +106,11 @@ class RolloutConfig(Section):
     """Your own functions."""
 
     @property
+    def is_replay(self) -> bool:
+        """Whether answers are recorded in the data."""
+        return self.source == "replay"
+
+    @property
     def submit_size(self) -> int:
         """Groups asked for at a time."""
         return self.over_sampling_batch_size or self.batch_size
@@ -124,6 +132,28 @@ class RolloutConfig(Section):
             if is_set:
                 raise ValueError(f"asynchronous: does not go together with {setting}")
         return self
+    @model_validator(mode="after")
+    def _replay(self) -> RolloutConfig:
+        if not self.is_replay:
+            return self
+        excluded = {
+            "asynchronous": self.asynchronous,
+            "partial_rollout": self.partial_rollout,
+            "mask_off_policy": self.mask_off_policy,
+            "over_sampling_batch_size": self.over_sampling_batch_size is not None,
+            "filters.over_sampling": self.filters.over_sampling is not None,
+            "filters.when_short: keep": self.filters.when_short == "keep",
+            "hooks.rollout": self.hooks.rollout is not None,
+            "hooks.buffer_policy": self.hooks.buffer_policy is not None,
+        }
+        for setting, is_set in excluded.items():
+            if is_set:
+                raise ValueError(
+                    f"source: replay takes answers as the data has them, so it does not go "
+                    f"together with {setting}"
+                )
+        return self
+
 
     @model_validator(mode="after")
     def _sizes(self) -> RolloutConfig:

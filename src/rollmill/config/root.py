@@ -48,6 +48,11 @@ class Config(Section):
         """Answers in one batch of rollouts."""
         return self.rollout.batch_size * self.rollout.n_samples_per_prompt
 
+    @property
+    def needs_engines(self) -> bool:
+        """Whether anything is generated: training answers or evaluations."""
+        return not self.rollout.is_replay or bool(self.eval.datasets)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         if self.rollout.asynchronous and self.engine.offload:

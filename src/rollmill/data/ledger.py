@@ -63,7 +63,9 @@ class State(StrEnum):
 FINAL = frozenset({State.CONSUMED, State.REJECTED, State.FAILED})
 NEXT: dict[State | None, frozenset[State]] = {
     None: frozenset({State.ISSUED}),
-    State.ISSUED: frozenset({State.IN_FLIGHT}),
+    State.ISSUED: frozenset(
+        {State.IN_FLIGHT, State.READY, State.REJECTED, State.FAILED}  # the last three: replayed
+    ),
     State.IN_FLIGHT: frozenset(
         {State.ISSUED, State.WAITING, State.READY, State.REJECTED, State.FAILED}
     ),

@@ -66,20 +66,26 @@ class DynamicFilter:
         return self._config.dynamic or "bounds on the mean reward"
 
     def __call__(self, group: Group) -> Verdict:
-        """Judge one group whose samples all have rewards (or are FAILED)."""
+        """Judge one group of finished samples.
+
+        Raises:
+            ValueError: a condition on rewards is configured, and a sample has none.
+        """
         live = Group(group.group_index, [s for s in group.samples if s.status is not Status.FAILED])
         if not live.samples:
             return Verdict(False, "all_failed")
-        rewards = attempt_rewards(live, self._reward_key)
-        mean = float(np.mean(rewards))
         low, high = self._config.min_mean_reward, self._config.max_mean_reward
-        if low is not None and mean < low:
-            return Verdict(False, "mean_reward_low")
-        if high is not None and mean > high:
-            return Verdict(False, "mean_reward_high")
+        if low is not None or high is not None:
+            mean = float(np.mean(attempt_rewards(live, self._reward_key)))
+            if low is not None and mean < low:
+                return Verdict(False, "mean_reward_low")
+            if high is not None and mean > high:
+                return Verdict(False, "mean_reward_high")
         if self._custom is not None:
             return _as_verdict(self._custom(live), self.name)
-        return nonzero_std(rewards) if self._config.dynamic == "nonzero_std" else KEEP
+        if self._config.dynamic is None:
+            return KEEP
+        return nonzero_std(attempt_rewards(live, self._reward_key))
 
 
 def _as_verdict(answer: object, name: str) -> Verdict:

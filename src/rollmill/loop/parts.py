@@ -34,6 +34,7 @@ from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.traced import TracedEngines, TracedGrader
 from rollmill.rewards.judge import Judge
+from rollmill.rollout.batch import Rollouts
 from rollmill.rollout.evaluate import Evaluator
 from rollmill.rollout.gate import Gate
 from rollmill.rollout.generate import Engines, GenerateContext
@@ -46,6 +47,7 @@ from rollmill.rollout.hooks import (
     make_source,
 )
 from rollmill.rollout.manager import RolloutManager, RolloutParts
+from rollmill.rollout.replay import ReplayManager, ReplayParts
 from rollmill.rollout.streaming import StreamingManager
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import MetricsLog
@@ -59,12 +61,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything the loop works with, started."""
+    """Everything the loop works with, started (the engines only where the run needs them)."""
 
     config: Config
     run_dir: RunDir
     engines: EnginePool
-    rollouts: RolloutManager
+    rollouts: Rollouts
     evaluator: Evaluator
     trainer: Worker
     transport: DiskTransport
@@ -154,9 +156,11 @@ async def _start_processes(
 ) -> Worker:
     """Engines, reward workers and the trainer, all at once; the trainer."""
     async with _all_or_first_error() as starting:
-        starting.create_task(stack.enter_async_context(ready.judge))
+        if not config.rollout.is_replay:
+            starting.create_task(stack.enter_async_context(ready.judge))
         starting.create_task(stack.enter_async_context(ready.evaluator))
-        starting.create_task(stack.enter_async_context(ready.pool))
+        if config.needs_engines:
+            starting.create_task(stack.enter_async_context(ready.pool))
         trainer = starting.create_task(
             start_trainer(stack, config, ready.policy, ready.run_dir, base_dir)
         )
@@ -170,7 +174,7 @@ def _open_rollouts(
     timeline: Timeline,
     view: RunView,
     base_dir: Path,
-) -> RolloutManager:
+) -> Rollouts:
     ledger = Ledger(ready.run_dir.ledger)
     stack.callback(ledger.close)
     runner = make_runner(
@@ -183,6 +187,8 @@ def _open_rollouts(
         base_dir=base_dir,
     )
     parts = RolloutParts(
+    if config.rollout.is_replay:
+        return _open_replay(config, ready, ledger, view)
         source=ready.source,
         ledger=ledger,
         runner=runner,
@@ -207,6 +213,17 @@ def check_fresh(config: Config, run_dir: RunDir) -> None:
             expected="an empty run folder",
             fix="choose another run.dir, or set run.resume to true to go on",
         )
+def _open_replay(config: Config, ready: _Ready, ledger: Ledger, view: RunView) -> Rollouts:
+    parts = ReplayParts(
+        source=ready.source,
+        ledger=ledger,
+        dynamic_filter=ready.dynamic_filter,
+        hooks=ready.hooks,
+        reward_key=config.reward.reward_key,
+    )
+    return ReplayManager(config.rollout, parts, view.progress)
+
+
 
 
 @asynccontextmanager

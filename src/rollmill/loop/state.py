@@ -10,7 +10,7 @@ import msgspec
 
 from rollmill.cluster.ranks import Worker
 from rollmill.loop.records import Records
-from rollmill.rollout.manager import RolloutManager
+from rollmill.rollout.batch import Rollouts
 from rollmill.trainer.checkpoint import CheckpointStore
 
 logger = logging.getLogger(__name__)
@@ -18,9 +18,7 @@ ROLLOUT_STATE = "rollout.msgpack"
 TRAINER_STATE = "trainer"
 
 
-async def save(
-    store: CheckpointStore, step: int, *, trainer: Worker, rollouts: RolloutManager
-) -> None:
+async def save(store: CheckpointStore, step: int, *, trainer: Worker, rollouts: Rollouts) -> None:
     """Write the checkpoint of `step`; it exists whole or not at all."""
     folder = store.begin(step)
     (folder / TRAINER_STATE).mkdir()
@@ -34,7 +32,7 @@ async def resume(
     store: CheckpointStore,
     *,
     trainer: Worker,
-    rollouts: RolloutManager,
+    rollouts: Rollouts,
     records: Records,
 ) -> int:
     """Go on from the newest whole checkpoint; the number of steps done (0 without one).

@@ -69,6 +69,7 @@ class Loop:
         self._parts = parts
         self._config = parts.config
         self._stop = stop
+        self._synced_version = -1
         self._saved_step = -1
         self._evaluated: dict[int, dict[str, float]] = {}
         self._clock: dict[str, float] = {}
@@ -78,7 +79,7 @@ class Loop:
     async def run(self) -> TrainResult:
         """From the newest checkpoint (or the start) to the last step, or until told to stop."""
         step = await self._resume()
-        await self._sync(step)
+        await self._weights_changed(step)
         if step == 0 and self._config.eval.at_start:
             await self._evaluate(step)
         while step < self._config.run.num_steps and not self._stop.is_set():
@@ -99,7 +100,7 @@ class Loop:
         started = time.monotonic()
         batch = await self._rollout(step)
         metrics = await self._learn(step, batch)
-        metrics |= await self._sync(step)
+        metrics |= await self._weights_changed(step)
         self._clock["time/step_s"] = time.monotonic() - started
         metrics |= batch.metrics | self._clock
         self._parts.records.write("train", step, metrics)
@@ -136,6 +137,10 @@ class Loop:
                 await self._parts.engines.resume_memory(["weights"])
             metrics = await self._parts.transport.sync(
                 self._parts.trainer, self._parts.engines, version
+    async def _weights_changed(self, version: int) -> dict[str, float]:
+        """Bring new weights to the engines; replayed answers leave that to the next evaluation."""
+        return {} if self._config.rollout.is_replay else await self._sync(version)
+
             )
             if self._is_offloaded:
                 await self._parts.engines.resume_memory(["kv_cache"])
@@ -145,7 +150,8 @@ class Loop:
 
     async def _offload_engines(self) -> None:
         """Free the engines' memory for the trainer, when they share it."""
-        if self._config.engine.offload:
+        if self._config.engine.offload and not self._is_offloaded and self._config.needs_engines:
+        self._synced_version = version
             await self._parts.engines.release_memory(["kv_cache", "weights"])
             self._is_offloaded = True
 
@@ -158,6 +164,8 @@ class Loop:
         spent = {"time/eval_s": self._clock["time/eval_s"]}
         self._parts.records.write("eval", step, result.metrics | spent)
         shown = []
+        if self._synced_version != step:
+            await self._sync(step)
         for name, groups in result.groups.items():
             samples = flatten(groups)
             shown += samples[: self._config.telemetry.num_printed_samples]

@@ -14,7 +14,7 @@ from rollmill.sample import Group, Sample, Status, attempt_rewards, flatten
 def batch_metrics(
     groups: Sequence[Group], version: int, reward_key: str | None
 ) -> dict[str, float]:
-    """Rewards, lengths, truncation, staleness and outcomes of the groups in a batch.
+    """Rewards (where judged), lengths, truncation, staleness and outcomes of a batch's groups.
 
     Each attempt counts once in the rewards; lengths are those of training samples.
 
@@ -29,10 +29,6 @@ def batch_metrics(
     flat = np.asarray([r for group in rewards for r in group], np.float64)
     lengths = np.asarray([s.response_length for s in samples], np.float64)
     metrics = {
-        "reward/mean": _mean(flat),
-        "reward/std": float(flat.std()) if flat.size else 0.0,
-        "reward/max": float(flat.max(initial=-np.inf)) if flat.size else 0.0,
-        "rollout/zero_std_groups": _share(float(np.std(r)) <= MIN_STD for r in rewards),
         "rollout/response_length_mean": _mean(lengths),
         "rollout/response_length_max": float(lengths.max(initial=0.0)),
         "rollout/truncated": _share(s.status is Status.TRUNCATED for s in samples),
@@ -41,6 +37,13 @@ def batch_metrics(
         "rollout/num_groups": float(len(groups)),
         "rollout/num_samples": float(len(samples)),
     }
+    if flat.size or not samples:  # answers that nobody judges have no rewards, not rewards of 0
+        metrics |= {
+            "reward/mean": _mean(flat),
+            "reward/std": float(flat.std()) if flat.size else 0.0,
+            "reward/max": float(flat.max(initial=-np.inf)) if flat.size else 0.0,
+            "rollout/zero_std_groups": _share(float(np.std(r)) <= MIN_STD for r in rewards),
+        }
     return metrics | _staleness(samples, version) | _parts(samples) | _outcomes(samples)
 
 
