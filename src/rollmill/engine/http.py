@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -27,7 +27,9 @@ READ_BUFFER_BYTES = 1 << 20
 MESSAGE_CHARACTERS = 500
 
 
-def new_session() -> aiohttp.ClientSession:
+def new_session(
+    middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+) -> aiohttp.ClientSession:
     """A client session for engines: no limit on connections (the pool counts requests)."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
@@ -35,6 +37,7 @@ def new_session() -> aiohttp.ClientSession:
         read_bufsize=READ_BUFFER_BYTES,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
+        middlewares=middlewares,
     )
 
 

@@ -39,6 +39,10 @@ class EngineProcess(Protocol):
     def url(self) -> str:
         """Where the engine listens."""
 
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+
     async def start(self) -> None:
         """Start and return when healthy."""
 
@@ -87,6 +91,11 @@ class Member:
     def takes_requests(self) -> bool:
         """Whether new requests may go to this engine."""
         return self.health.takes_requests
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of an engine of ours while it runs."""
+        return None if self._process is None else self._process.pid
 
     @property
     def is_given_up(self) -> bool:

@@ -63,6 +63,8 @@ class EnginePool:
         first_version: version of the first weights.
         program: what to start as an engine (tests put a scripted engine here).
         router_program: what to start as the SGLang router.
+        first_index: number of the first engine, for its log and port, when there are several pools.
+        middlewares: of aiohttp, around every call to an engine.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class EnginePool:
         first_version: int = 0,
         program: Sequence[str] = EMBEDDED_ENGINE,
         router_program: Sequence[str] = SGLANG_ROUTER,
+        first_index: int = 0,
+        middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
     ) -> None:
         self._config = config
         self._model_path = model_path
@@ -85,6 +89,8 @@ class EnginePool:
         self._first_version = first_version
         self._program = program
         self._router_program = router_program
+        self._first_index = first_index
+        self._middlewares = middlewares
         self._weights = WeightState(version=None if config.urls else first_version)
         self._turns = Turns()
         self._admission = Admission(config.max_concurrent_requests)
@@ -111,7 +117,7 @@ class EnginePool:
         Raises:
             EngineError: an engine did not come up; nothing is left running.
         """
-        self._session = new_session()
+        self._session = new_session(self._middlewares)
         try:
             self._members.extend(self._make_members(self._session))
             async with asyncio.TaskGroup() as group:
@@ -148,7 +154,7 @@ class EnginePool:
             EmbeddedProcess(
                 self._config,
                 session,
-                index=index,
+                index=self._first_index + index,
                 model_path=self._model_path,
                 tokenizer_path=self._tokenizer_path,
                 context_length=self._context_length,
@@ -197,6 +203,22 @@ class EnginePool:
         """The weight version that engines serve; None when they were attached to and nobody has
         given them numbered weights yet."""
         return self._weights.version
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Process id of each engine; None for one that does not run now or is not ours."""
+        return [member.pid for member in self._members]
+
+    def describe(self) -> str:
+        """How each engine is, for messages."""
+        return "; ".join(member.describe() for member in self._members) or "no engines"
+
+    def engine_of(self, rid: str) -> str | None:
+        """URL of the engine (or router) that a request is at; None when it waits for one."""
+        for lane in self._lanes:
+            if any(flight.rid == rid for flight in lane.flights.with_prefix(rid)):
+                return lane.client.url
+        return None
 
     def stats(self) -> PoolStats:
         """The pool now."""
