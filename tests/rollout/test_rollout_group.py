@@ -383,3 +383,37 @@ def test_restarting_a_fanned_out_group_gives_back_the_samples_that_were_issued()
         assert all(s.in_loss and s.reward is None for s in group.samples)
 
     run(main)
+
+
+@pytest.mark.parametrize("where", ["generate", "reward"])
+def test_an_attempt_that_failed_for_good_ends_a_group_that_nobody_will_use(where: str) -> None:
+    class Picky(LengthJudge):
+        async def judge(self, sample: Sample) -> Outcome:
+            if where == "reward" and sample.attempt == 1:
+                raise RuntimeError("grader lost")
+            return await super().judge(sample)
+
+    async def main() -> None:
+        engines = FakeEngines(4)
+        engines.hold()
+        context = make_context(engines)
+
+        async def generate(sample: Sample, context: GenerateContext) -> Sample:
+            if sample.attempt == 1:
+                await until(lambda: engines.num_running == 2)
+                if where == "generate":
+                    raise ValueError("attempt 1 is broken")
+                sample.status = Status.COMPLETED
+                return sample
+            return await context.extend(sample)
+
+        runner = make_runner(context, generate, judge=Picky(), max_retries=0, ends_on_failure=True)
+        group = await runner.run(fresh_group(3))
+        assert [s.status for s in group.samples] == [
+            Status.PENDING,
+            Status.FAILED,
+            Status.PENDING,
+        ]
+        assert engines.num_running == context.gate.num_inside == 0
+
+    run(main)

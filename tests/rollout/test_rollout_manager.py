@@ -409,6 +409,33 @@ def test_a_failed_attempt_is_tried_again_and_then_its_group_is_replaced(tmp_path
     run(main)
 
 
+def test_answers_beside_a_failed_one_are_not_waited_for_when_the_group_is_replaced(
+    tmp_path: Path,
+) -> None:
+    def fault(call: FakeCall) -> None:
+        if call.rid.startswith("train/0/"):  # group 0, attempt 0
+            raise OSError("gone")
+
+    async def generate(sample: Sample, context: GenerateContext) -> Sample:
+        if sample.index == 1:  # group 0, attempt 1
+            await asyncio.Event().wait()
+        return await context.extend(sample)
+
+    engines = FakeEngines(4)
+    engines.fault = fault
+    config = {"batch_size": 1, "max_attempt_retries": 1}
+    side = make_side(tmp_path, engines, hooks=LoadedHooks(generate=generate), config=config)
+
+    async def main() -> None:
+        batch = await side.train()
+        assert indices(batch.groups) == [1]  # asked for when group 0 had failed
+        ((group, reason),) = batch.failed
+        assert (group.group_index, reason) == (0, "generate: OSError: gone")
+        side.check_books()
+
+    run(main)
+
+
 def test_on_failed_group_keep_trains_the_rest_of_the_group(tmp_path: Path) -> None:
     engines = FakeEngines(4)
 

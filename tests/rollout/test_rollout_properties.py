@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,39 @@ async def fan_out(sample: Sample, context: GenerateContext) -> list[Sample]:
     return [sample, twin]
 
 
+@dataclass
+class Finished:
+    """The versions of finished answers; none may be written again while it is young enough."""
+
+    schedule: Schedule
+    versions: dict[tuple[int, int], dict[int, int | None]] = field(default_factory=dict)
+    thrown_away: list[tuple[int, int]] = field(default_factory=list)
+
+    async def generate(self, sample: Sample, context: GenerateContext) -> list[Sample]:
+        """The schedule's generate function, watched."""
+        attempt = (sample.group_index, sample.attempt)
+        is_sibling = "sibling" in sample.metadata
+        if not sample.segments and not is_sibling:  # the attempt begins (again)
+            before = self.versions.pop(attempt, {})
+            if len(before) == self._num_siblings(sample):
+                oldest = min((v for v in before.values() if v is not None), default=context.step)
+                if oldest >= context.step - 1 - self.schedule.staleness:
+                    self.thrown_away.append(attempt)
+        written = await (fan_out if self.schedule.fans_out else alone)(sample, context)
+        for answer in written:
+            if answer.status.is_finished:
+                self.versions.setdefault(attempt, {})[answer.index] = answer.oldest_version
+        return written
+
+    def _num_siblings(self, sample: Sample) -> int:
+        return 1 + (self.schedule.fans_out and sample.group_index % 2)
+
+
+async def alone(sample: Sample, context: GenerateContext) -> list[Sample]:
+    """One answer per attempt."""
+    return [await generate_single_turn(sample, context)]
+
+
 def check_group(group: Group, schedule: Schedule, version: int) -> None:
     """What every trained group promises."""
     attempts = [siblings[0].attempt for siblings in group.attempts()]
@@ -166,11 +199,12 @@ def test_no_prompt_is_lost_or_trained_twice_whatever_happens(
 
     async def main() -> None:
         async with scripted(script, folder, max_retries=1, request_timeout_s=1.0) as (engine, pool):
+            finished = Finished(schedule)
             side = make_side(
                 folder,
                 pool,
                 config=schedule.config(),
-                hooks=LoadedHooks(generate=fan_out) if schedule.fans_out else LoadedHooks(),
+                hooks=LoadedHooks(generate=finished.generate),
                 judge=LengthJudge(),
                 max_requests=schedule.max_requests,
                 max_new_tokens=24,
@@ -187,6 +221,7 @@ def test_no_prompt_is_lost_or_trained_twice_whatever_happens(
                 assert not engine.running
                 side.check_books()
             check_trained(side)
+            assert not finished.thrown_away
             for progress in balances:
                 assert progress.accepted <= schedule.batch_size + schedule.extra
             side.ledger.close()

@@ -70,7 +70,7 @@ NEXT: dict[State | None, frozenset[State]] = {
         {State.ISSUED, State.WAITING, State.READY, State.REJECTED, State.FAILED}
     ),
     State.WAITING: frozenset({State.IN_FLIGHT, State.ISSUED}),
-    State.READY: frozenset({State.CONSUMED, State.ISSUED, State.REJECTED}),
+    State.READY: frozenset({State.CONSUMED, State.ISSUED, State.WAITING, State.REJECTED}),
     **{state: frozenset() for state in FINAL},
 }
 

@@ -19,7 +19,7 @@ from rollmill.telemetry.samples import read_samples
 MEANINGS = {
     State.ISSUED: "taken from the data, nothing generated",
     State.IN_FLIGHT: "being generated or judged",
-    State.WAITING: "unfinished, kept for a later step",
+    State.WAITING: "unfinished, its answers so far kept for a later step",
     State.READY: "finished, not yet trained on",
     State.CONSUMED: "trained on",
     State.REJECTED: "turned down by a filter",

@@ -17,11 +17,10 @@ from rollmill.data.ledger import State
 from rollmill.errors import HookError, RollmillError
 from rollmill.filters import KEEP
 from rollmill.rollout.collector import Collector
-from rollmill.rollout.fresh import is_done, restart_group
+from rollmill.rollout.fresh import is_done
 from rollmill.rollout.group import first_line
 from rollmill.rollout.round import RoundParts, abort_requests, limits_of, round_metrics
 from rollmill.rollout.tasks import end_all
-from rollmill.rollout.usage import Loss
 from rollmill.sample import Group
 
 NOT_USED = "not_used"
@@ -117,11 +116,6 @@ class OwnRound:
     def _settle_unused(self, group: Group) -> None:
         books, collector = self._parts.books, self.collector
         if not all(map(is_done, group.samples)):
-            if not self._parts.config.partial_rollout:
-                self._parts.runner.context.usage.lose(Loss.ABORTED, group.samples)
-                restart_group(group)
-            is_fresh = not group.num_response_tokens
-            books.record(group, State.ISSUED if is_fresh else State.WAITING)
             self._parts.supply.give_back(group)
             collector.returned()
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 
 from rollmill.rollout.generate import mask_older_than
 from rollmill.rollout.seeds import NUM_SIBLINGS_KEY
@@ -31,15 +32,46 @@ def afresh(sample: Sample) -> Sample:
     return fresh
 
 
-def restart_group(group: Group) -> None:
-    """Back to a fresh prompt: per attempt, the sample that was given out."""
-    given = [min(siblings, key=lambda s: s.index) for siblings in group.attempts()]
-    group.samples = [afresh(sample) for sample in given]
+def is_fresh(group: Group) -> bool:
+    """Whether a group is a prompt and nothing else: no attempt has tokens or an end."""
+    return all(s.status is Status.PENDING and not s.segments for s in group.samples)
 
 
-def is_stale(group: Group, oldest_allowed: int) -> bool:
+def is_unfinished(siblings: Sequence[Sample]) -> bool:
+    """Whether an attempt needs more generation: one of its samples does."""
+    return not all(sample.status.is_finished for sample in siblings)
+
+
+def restart_attempts(group: Group, is_given_up: Callable[[Sequence[Sample]], bool]) -> list[Sample]:
+    """Put some attempts back to the samples that were given out; the others stay as they are.
+
+    An attempt restarts as a whole, fan-out siblings included: its generate function makes them
+    again.
+
+    Args:
+        group: changed in place.
+        is_given_up: told the samples of one attempt; whether it restarts.
+
+    Returns:
+        What is thrown away.
+    """
+    attempts, lost = group.attempts(), []
+    for place, siblings in enumerate(attempts):
+        if is_given_up(siblings):
+            lost += siblings
+            attempts[place] = [afresh(min(siblings, key=lambda s: s.index))]
+    group.samples = [sample for siblings in attempts for sample in siblings]
+    return lost
+
+
+def restart_group(group: Group) -> list[Sample]:
+    """Back to a fresh prompt: per attempt, the sample that was given out. Returns what is lost."""
+    return restart_attempts(group, lambda _: True)
+
+
+def is_stale(samples: Sequence[Sample], oldest_allowed: int) -> bool:
     """Whether any trainable token was written by weights older than `oldest_allowed`."""
-    versions = [v for s in group.samples if (v := s.oldest_version) is not None]
+    versions = [v for s in samples if (v := s.oldest_version) is not None]
     return bool(versions) and min(versions) < oldest_allowed
 
 

@@ -211,6 +211,26 @@ async def generate_single_turn(sample: Sample, context: GenerateContext) -> Samp
     return await context.extend(sample)
 
 
+def checked_answers(answer: object, sample: Sample) -> list[Sample]:
+    """What a generate function returned, as a list of samples of the same attempt.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    given = answer if isinstance(answer, list) else [answer]
+    answers = [each for each in given if isinstance(each, Sample)]
+    if not answers or len(answers) != len(given):
+        raise TypeError(
+            f"the generate function returned {type(answer).__name__}; expected the sample or a "
+            "non-empty list of samples"
+        )
+    if any((a.group_index, a.attempt) != (sample.group_index, sample.attempt) for a in answers):
+        raise ValueError("the generate function changed group_index or attempt of a sample")
+    if len({a.index for a in answers}) != len(answers):
+        raise ValueError("the generate function returned one index twice; use context.sibling")
+    return answers
+
+
 def cut_stop(text: str, stops: Sequence[str], start: int = 0) -> str:
     """`text` up to the first stop string that ends after position `start`."""
     positions = [

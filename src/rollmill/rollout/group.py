@@ -1,7 +1,8 @@
 """One group from prompt to judged answers: n attempts at once, each with its own fate.
 
 A failure in one attempt (the engine, a hook, a grader) ends as that sample's status and reason and
-never leaves this module as an exception. When the gate closes, everything here ends at once:
+never leaves this module as an exception. An attempt that failed for good can make the others
+worthless: then they end at once. When the gate closes, everything here ends at once:
 requests come back with what they have, graders of answers that no batch waits for are cancelled.
 No task outlives `run`, and at every moment `Group.samples` can be restored from what is there.
 """
@@ -23,7 +24,7 @@ from rollmill.rewards.inputs import checked_reward
 from rollmill.rewards.outcome import Outcome, OutcomeKind, apply_outcome
 from rollmill.rollout.fresh import afresh
 from rollmill.rollout.gate import GateClosed, is_being_cancelled
-from rollmill.rollout.generate import Generate, GenerateContext
+from rollmill.rollout.generate import Generate, GenerateContext, checked_answers
 from rollmill.rollout.usage import Loss
 from rollmill.sample import Group, Sample, Status
 
@@ -55,6 +56,7 @@ class GroupRunner:
         reward: how outcomes become numbers.
         max_retries: fresh tries of a failed sample before it is FAILED.
         sample_hook: runs on each answer between generation and reward.
+        ends_on_failure: a FAILED sample ends its group at once, because nobody would use it.
     """
 
     generate: Generate
@@ -64,17 +66,19 @@ class GroupRunner:
     reward: RewardConfig
     max_retries: int
     sample_hook: SampleHook | None = None
+    ends_on_failure: bool = False
 
-    def at_step(self, step: int) -> GroupRunner:
+    def at_step(self, step: int, *, ends_on_failure: bool = False) -> GroupRunner:
         """The same runner, whose generate functions see this training step."""
-        return replace(self, context=replace(self.context, step=step))
+        context = replace(self.context, step=step)
+        return replace(self, context=context, ends_on_failure=ends_on_failure)
 
     async def run(self, group: Group) -> Group:
         """Finish the group in place, as far as the gate allows.
 
         Afterwards every sample is finished and judged, or FAILED with its reason, or (the gate
-        closed, or the caller was cancelled) PENDING or ABORTED with the tokens it has, or
-        finished and not judged.
+        closed, the caller was cancelled, or another sample's failure ended the group) PENDING or
+        ABORTED with the tokens it has, or finished and not judged.
         """
         answers = group.attempts()
         try:
@@ -84,6 +88,8 @@ class GroupRunner:
                 async with asyncio.TaskGroup() as tasks:
                     for place in range(len(answers)):
                         tasks.create_task(self._attempt(answers, place))
+        except* _GroupLost:
+            logger.debug("group %d: its other attempts were ended", group.group_index)
         finally:
             group.samples = [sample for samples in answers for sample in samples]
         if self.reward.per_group and group.is_finished:
@@ -91,7 +97,16 @@ class GroupRunner:
         return group
 
     async def _attempt(self, answers: list[list[Sample]], place: int) -> None:
-        """Generate and judge the samples of `answers[place]`, which is kept up to date."""
+        """Generate and judge the samples of `answers[place]`, which is kept up to date.
+
+        Raises:
+            _GroupLost: one of them failed, and nobody will use the group.
+        """
+        await self._answer(answers, place)
+        if self.ends_on_failure and any(s.status is Status.FAILED for s in answers[place]):
+            raise _GroupLost
+
+    async def _answer(self, answers: list[list[Sample]], place: int) -> None:
         given = answers[place]
         for number, sample in enumerate(given):
             if not sample.status.is_finished:
@@ -149,7 +164,7 @@ class GroupRunner:
         """
         started = time.monotonic()
         try:
-            written = _checked(await function(sample, self.context), sample)
+            written = checked_answers(await function(sample, self.context), sample)
             for answer in written:
                 await self._run_hook(answer)
         except GateClosed:
@@ -249,6 +264,10 @@ class GroupRunner:
         apply_outcome(sample, outcome, self.reward)
 
 
+class _GroupLost(Exception):
+    """An attempt failed for good: a signal that ends the attempts beside it."""
+
+
 def first_line(error: BaseException) -> str:
     """An error as one line: its kind and the beginning of its message."""
     while isinstance(error, BaseExceptionGroup):
@@ -275,19 +294,3 @@ def _why_unfinished(written: Sequence[Sample]) -> str:
     if any(answer.status is Status.ABORTED for answer in written):
         return "aborted by the engine"
     return ""
-
-
-def _checked(answer: object, sample: Sample) -> list[Sample]:
-    """What a generate function returned, as a list of samples of the same attempt."""
-    given = answer if isinstance(answer, list) else [answer]
-    answers = [each for each in given if isinstance(each, Sample)]
-    if not answers or len(answers) != len(given):
-        raise TypeError(
-            f"the generate function returned {type(answer).__name__}; expected the sample or a "
-            "non-empty list of samples"
-        )
-    if any((a.group_index, a.attempt) != (sample.group_index, sample.attempt) for a in answers):
-        raise ValueError("the generate function changed group_index or attempt of a sample")
-    if len({a.index for a in answers}) != len(answers):
-        raise ValueError("the generate function returned one index twice; use context.sibling")
-    return answers

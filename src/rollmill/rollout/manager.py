@@ -152,9 +152,12 @@ class RolloutManager:
     def _round_parts(self, step: int, version: int, books: Books) -> RoundParts:
         usage = self._parts.runner.context.usage
         supply = StepSupply(self._config, self._parts.source, books, usage, version, self._ready)
+        is_replaced = (
+            self._config.on_failed_group == "replace" and self._parts.hooks.rollout is None
+        )
         return RoundParts(
             config=self._config,
-            runner=self._parts.runner.at_step(step),
+            runner=self._parts.runner.at_step(step, ends_on_failure=is_replaced),
             dynamic_filter=self._parts.dynamic_filter,
             supply=supply,
             books=books,

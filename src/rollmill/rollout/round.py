@@ -184,20 +184,12 @@ class Round:
         del self._tasks[task]
         if not task.done():
             logger.error("group %d cannot be stopped; its prompt starts afresh", group.group_index)
-            self._parts.runner.context.usage.lose(Loss.ABORTED, group.samples)
             group = Group(group.group_index, group.samples)
-            restart_group(group)
+            self._parts.runner.context.usage.lose(Loss.ABORTED, restart_group(group))
         self._return(group)
 
     def _return(self, group: Group) -> None:
-        """Give a group back: with its tokens when they may be gone on with, else afresh."""
-        keeps_tokens = self._config.partial_rollout or group.is_finished
-        if keeps_tokens:
-            self._parts.books.record(group, State.WAITING)
-        else:
-            self._parts.runner.context.usage.lose(Loss.ABORTED, group.samples)
-            restart_group(group)
-            self._parts.books.record(group, State.ISSUED)
+        """Give an unfinished group back."""
         self._parts.supply.give_back(group)
         self.collector.returned()
 
@@ -275,20 +267,20 @@ def failure_of(task: asyncio.Task[Group], group: Group, policy: str) -> str | No
     With the policy `keep` a group with some FAILED samples can be used without them: they are taken
     out of the loss here.
     """
-    if task.cancelled():
-        return "CancelledError: the group's task was cancelled from outside"
-    if (error := task.exception()) is not None:
+    if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("group %d: %s", group.group_index, error, exc_info=error)
         return first_line(error)
+    failed = [sample for sample in group.samples if sample.status is Status.FAILED]
+    if failed and (policy == "replace" or len(failed) == len(group.samples)):
+        return failed[0].failure or "unknown"
+    if task.cancelled():
+        return "CancelledError: the group's task was cancelled from outside"
     unjudged = _first(group.samples, lambda sample: not is_done(sample))
     if unjudged is not None:
         return f"sample {unjudged.index} was left {unjudged.status.value} without a reward"
-    failed = [sample for sample in group.samples if sample.status is Status.FAILED]
-    if failed and policy == "keep" and len(failed) < len(group.samples):
-        for sample in failed:
-            sample.in_loss = False
-        return None
-    return (failed[0].failure or "unknown") if failed else None
+    for sample in failed:
+        sample.in_loss = False
+    return None
 
 
 def _first(samples: Sequence[Sample], condition: Callable[[Sample], bool]) -> Sample | None:

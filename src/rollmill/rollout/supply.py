@@ -1,7 +1,12 @@
 """Groups for one step: fresh, waiting and ready ones, none older than the staleness bound.
 
-Staleness is dealt with here and nowhere else, when work is taken up: a group whose oldest
-trainable token is too old is masked or starts afresh. So no batch ever holds an older one.
+What is kept and what is thrown away is decided here and nowhere else, attempt by attempt.
+Invariants: a finished attempt is thrown away only when it is too old; no batch ever holds a token
+that is too old and in the loss.
+
+- When a batch ends, an unfinished group comes back: its finished attempts keep their answers, the
+  others start afresh (with partial rollout they keep what they have).
+- When work is taken up, attempts with too old trainable tokens are masked or start afresh.
 """
 
 from __future__ import annotations
@@ -14,7 +19,15 @@ from rollmill.data.ledger import State
 from rollmill.data.source import DataSource
 from rollmill.errors import HookError
 from rollmill.rollout.books import Books
-from rollmill.rollout.fresh import is_all_stale, is_stale, mask_stale, restart_group
+from rollmill.rollout.fresh import (
+    is_all_stale,
+    is_fresh,
+    is_stale,
+    is_unfinished,
+    mask_stale,
+    restart_attempts,
+    restart_group,
+)
 from rollmill.rollout.usage import Loss, Usage
 from rollmill.sample import Group
 
@@ -56,34 +69,57 @@ class StepSupply:
         for group in groups:
             if self.books.state_of(group) is None:
                 self.books.record(group, State.ISSUED)
-            if self._starts_afresh(group):
+            self._renew(group)
+            if self.books.state_of(group) is State.WAITING and is_fresh(group):
                 self.books.record(group, State.ISSUED)
             self.books.record(group, State.IN_FLIGHT)
         return groups
 
     def take_ready(self) -> list[Group]:
-        """The ready groups that may still be trained on, in order; stale prompts start afresh."""
+        """The ready groups that may still be trained on, in order; the others go to the source."""
         usable = []
         for group in sorted(self.ready, key=lambda g: g.group_index):
-            if self._starts_afresh(group):
-                self.books.record(group, State.ISSUED)
-                self.source.give_back([group])
+            if self._drop_stale(group):
+                self._put_back(group)
             else:
                 usable.append(group)
         return usable
 
     def give_back(self, group: Group) -> None:
-        """Return an unfinished group."""
+        """Return a group in flight that is unfinished, with what of it is kept."""
+        if not self.config.partial_rollout:
+            self.usage.lose(Loss.ABORTED, restart_attempts(group, is_unfinished))
+        self._put_back(group)
+
+    def start_afresh(self, group: Group) -> None:
+        """Return a ready group that cannot be trained on in time, as the prompt it was."""
+        self.usage.lose(Loss.STALE, restart_group(group))
+        self._put_back(group)
+
+    def _put_back(self, group: Group) -> None:
+        self.books.record(group, State.ISSUED if is_fresh(group) else State.WAITING)
         self.source.give_back([group])
 
-    def _starts_afresh(self, group: Group) -> bool:
-        """True when the group was too old and is a fresh prompt now."""
+    def _renew(self, group: Group) -> None:
+        """Leave nothing in a group from the source that may be too old when it is trained on."""
+        if not self.config.asynchronous:
+            self._drop_stale(group)
+        elif not is_fresh(group):  # the age of rollouts ahead counts from their admission
+            self.usage.lose(Loss.STALE, restart_group(group))
+
+    def _drop_stale(self, group: Group) -> bool:
+        """Mask what is too old, or start those attempts afresh; True when one does.
+
+        Masked attempts still count in the statistics of their group. A group that would teach
+        nothing when masked starts afresh as a whole.
+        """
         oldest_allowed = self.version - self.config.max_staleness
-        if not is_stale(group, oldest_allowed):
+        if not is_stale(group.samples, oldest_allowed):
             return False
-        if self.config.mask_off_policy and not is_all_stale(group, oldest_allowed):
+        masks = self.config.mask_off_policy
+        if masks and not is_all_stale(group, oldest_allowed):
             mask_stale(group, oldest_allowed)
             return False
-        self.usage.lose(Loss.STALE, group.samples)
-        restart_group(group)
+        lost = restart_attempts(group, lambda each: masks or is_stale(each, oldest_allowed))
+        self.usage.lose(Loss.STALE, lost)
         return True
