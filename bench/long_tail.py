@@ -5,13 +5,13 @@
 The real rollout manager, collector, gate and ledger run over a simulated engine on a simulated
 clock: answer lengths are log-normal (median 1,000 tokens, sigma 1.0 and 1.4, at most 16,384), every
 running request gets its next token after 10 ms, and a little later the more requests run. Four ways
-to collect are compared; the same sample has the same length in all of them. "Unfinished" are groups
-that were aborted, the answers among them that had finished included.
+to collect are compared; the same sample has the same length in all of them. Tokens are wasted when
+no batch and no later step sees them; "finished" are those of answers that were complete.
 
     plain             ask for one batch and wait for all of it
     discard           ask for more, take the first that finish, throw the surplus away
-    surplus reuse     the same, but finished surplus feeds the next batch
-    partial rollout   the same, and unfinished answers are gone on with in the next batch
+    surplus reuse     finished answers feed later batches, unfinished ones start afresh
+    partial rollout   finished answers feed later batches, unfinished ones are gone on with
 """
 
 from __future__ import annotations
@@ -131,14 +131,31 @@ class Way:
 WAYS = (
     Way("plain", over=False, partial=False, max_staleness=0),
     Way("discard", over=True, partial=False, max_staleness=0),
-    Way("surplus reuse", over=True, partial=False, max_staleness=4),
+    Way("surplus reuse", over=True, partial=False, max_staleness=40),
     Way("partial rollout", over=True, partial=True, max_staleness=40),
 )
 
 
+class Answers:
+    """The generate function, which also counts finished answers that are asked for again."""
+
+    def __init__(self) -> None:
+        self.num_wasted = 0
+        self._finished: dict[tuple[int, int], int] = {}
+
+    async def generate(self, sample: Any, context: Any) -> Any:
+        attempt = (sample.group_index, sample.attempt)
+        self.num_wasted += self._finished.pop(attempt, 0)
+        await context.extend(sample)
+        if sample.status.is_finished:
+            sample.reward = 1.0
+            self._finished[attempt] = sample.response_length
+        return sample
+
+
 @contextmanager
 def manager_for(
-    way: Way, engine: SimulatedEngine, batch: int, over: float, folder: Path
+    way: Way, engine: SimulatedEngine, answers: Answers, batch: int, over: float, folder: Path
 ) -> Iterator[RolloutManager]:
     sampling = SamplingConfig(max_new_tokens=CAP)
     config = RolloutConfig.model_validate(
@@ -154,15 +171,9 @@ def manager_for(
     rows = tuple(PromptRow(f"prompt {i}", int_array([3])) for i in range(100_000 // GROUP_SIZE))
     source = PromptSource(Dataset((Part("all", rows),)), n_samples_per_prompt=GROUP_SIZE)
 
-    async def generate(sample: Any, context: Any) -> Any:
-        await context.extend(sample)
-        if sample.status.is_finished:
-            sample.reward = 1.0
-        return sample
-
     context = make_context(engine, sampling=sampling, context_length=CAP + 1, max_requests=4096)
     runner = GroupRunner(
-        generate=generate,
+        generate=answers.generate,
         overrides=generate_overrides(folder),
         context=replace(context, new_index=source.new_index),
         judge=None,  # type: ignore[arg-type]  # rewards are set while generating
@@ -176,7 +187,7 @@ def manager_for(
         runner=runner,
         dynamic_filter=DynamicFilter(config.filters, reward_key=None, base_dir=folder),
         ranking=None,
-        hooks=LoadedHooks(generate=generate),
+        hooks=LoadedHooks(generate=answers.generate),
         reward_key=None,
     )
     yield RolloutManager(config, parts)
@@ -185,21 +196,31 @@ def manager_for(
 
 @dataclass
 class Row:
-    seconds: float
-    generated: float
-    finished_lost: float
-    unfinished_lost: float
-    mean_length: float
+    seconds: float = 0
+    generated: float = 0
+    wasted: float = 0
+    wasted_finished: float = 0
+    mean_length: float = 0
+    max_staleness: float = 0
+
+    def print(self, name: str, plain: Row) -> None:
+        wasted = f"{self.wasted / 1e6:.2f}M {self.wasted / self.generated:6.1%}"
+        finished = f"{self.wasted_finished / 1e6:.2f}M {self.wasted_finished / self.generated:6.1%}"
+        print(
+            f"{name:<16}{self.seconds:>7.0f}s{self.seconds / plain.seconds:>7.2f}"
+            f"{self.generated / 1e6:>10.2f}M{wasted:>16}{finished:>24}"
+            f"{self.mean_length:>13.0f}{self.max_staleness:>15.0f}"
+        )
 
 
 def measure(way: Way, sigma: float, steps: int, batch: int, over: float) -> Row:
     async def main() -> Row:
         engine = SimulatedEngine(sigma)
         loop = asyncio.get_running_loop()
-        row = Row(0, 0, 0, 0, 0)
+        answers, row = Answers(), Row()
         with (
             tempfile.TemporaryDirectory() as folder,
-            manager_for(way, engine, batch, over, Path(folder)) as manager,
+            manager_for(way, engine, answers, batch, over, Path(folder)) as manager,
         ):
             for step in range(1, steps + 1):
                 engine.version = step - 1
@@ -208,9 +229,11 @@ def measure(way: Way, sigma: float, steps: int, batch: int, over: float) -> Row:
                 row.seconds += loop.time() - started
                 manager.consumed(result, step)
                 row.generated += result.metrics["rollout/generated_tokens"]
-                row.finished_lost += result.metrics["rollout/wasted_tokens/stale"]
-                row.unfinished_lost += result.metrics["rollout/wasted_tokens/aborted"]
+                row.wasted += result.metrics["rollout/wasted_tokens"]
                 row.mean_length += result.metrics["rollout/response_length_mean"] / steps
+                staleness = result.metrics["rollout/staleness_max"]
+                row.max_staleness = max(row.max_staleness, staleness)
+        row.wasted_finished = answers.num_wasted
         return row
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
@@ -224,9 +247,7 @@ def main() -> None:
     parser.add_argument("--over", type=float, default=1.5)
     options = parser.parse_args()
     print(f"{options.steps} batches of {options.batch} × {GROUP_SIZE} answers")
-    print(
-        f"over-sampling × {options.over:g}; lost: tokens thrown away, as a share of all generated"
-    )
+    print(f"over-sampling × {options.over:g}; shares are of all tokens generated")
     for sigma in (1.0, 1.4):
         rows = {
             way.name: measure(way, sigma, options.steps, options.batch, options.over)
@@ -234,14 +255,10 @@ def main() -> None:
         }
         plain = rows["plain"]
         print(f"\nsigma {sigma}")
-        print(f"{'':<16}{'time':>8}{'ratio':>7}{'generated':>11}"
-              f"{'lost: finished':>16}{'unfinished':>12}{'mean length':>13}")  # fmt: skip
+        print(f"{'':<16}{'time':>8}{'ratio':>7}{'generated':>11}{'tokens wasted':>16}"
+              f"{'finished tokens wasted':>24}{'mean length':>13}{'staleness':>15}")  # fmt: skip
         for name, row in rows.items():
-            print(
-                f"{name:<16}{row.seconds:>7.0f}s{row.seconds / plain.seconds:>7.2f}"
-                f"{row.generated / 1e6:>10.2f}M{row.finished_lost / row.generated:>16.1%}"
-                f"{row.unfinished_lost / row.generated:>12.1%}{row.mean_length:>13.0f}"
-            )
+            row.print(name, plain)
 
 
 if __name__ == "__main__":
