@@ -25,6 +25,7 @@ from rollmill.rollout.generate import GenerateContext
 from rollmill.rollout.hooks import LoadedHooks
 from rollmill.sample import Sample
 from rollmill.telemetry.console import RunView
+from rollmill.telemetry.dumps import Dumps
 from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.telemetry.trackers import open_trackers
 from rollmill.trainer.checkpoint import CheckpointStore
@@ -103,6 +104,7 @@ async def main(root: Path, url: str, variant: str) -> None:
                 MetricsLog(run_dir.metrics),
                 open_trackers(config.telemetry, root),
                 open_timeline(config.telemetry, root),
+                Dumps(config.telemetry, root),
             ),
             "view": RunView(is_on=False, num_steps=NUM_STEPS),
         }

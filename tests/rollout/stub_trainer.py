@@ -19,6 +19,9 @@ class StubTrainer:
                 self.trained.append([sample.group_index, sample.attempt, sample.metadata["row"]])
         return {}
 
+    def sample_reports(self) -> list[dict[str, Any]]:
+        return []
+
     def write_weights(self, path: str, dtype: str) -> dict[str, Any]:
         Path(path, "model.safetensors").write_bytes(b"made up")
         return {"num_bytes": 7}

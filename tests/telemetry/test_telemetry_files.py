@@ -3,11 +3,17 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from rollmill.sample import Sample, Segment, Status
+from rollmill.config.run import TelemetryConfig
+from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.telemetry.console import RunView, sparkline
+from rollmill.telemetry.dropped import Dropped, DroppedDump, fair_choice
+from rollmill.telemetry.dumps import Dumps
 from rollmill.telemetry.metrics_log import MetricsLog, read_metrics
 from rollmill.telemetry.progress import Progress
 from rollmill.telemetry.samples import SampleDump, read_samples
@@ -74,6 +80,75 @@ def test_samples_that_cannot_be_written_do_not_end_the_run(
 def view_of(num_steps: int = 5) -> tuple[RunView, io.StringIO]:
     out = io.StringIO()
     return RunView(is_on=True, num_steps=num_steps, console=Console(file=out, width=160)), out
+
+
+def group(index: int, size: int = 2) -> Group:
+    return Group(index, [sample(index * 10 + k) for k in range(size)])
+
+
+def test_dropped_groups_are_kept_with_the_reason(tmp_path: Path) -> None:
+    dropped = [
+        Dropped(group(0), "rejected", "no spread"),
+        Dropped(group(1), "failed", "boom\ud800"),
+    ]
+    path = DroppedDump(tmp_path, 100).write(4, dropped)
+    assert path == tmp_path / "step_000004.parquet"
+    rows = pq.read_table(path).to_pylist()
+    assert [(r["index"], r["decision"], r["reason"]) for r in rows] == [
+        (0, "rejected", "no spread"),
+        (1, "rejected", "no spread"),
+        (10, "failed", "boom?"),
+        (11, "failed", "boom?"),
+    ]
+    assert [s.index for s in read_samples(path)] == [0, 1, 10, 11], "they are samples too"
+    assert DroppedDump(tmp_path, 100).write(5, []) is None
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 5), st.sampled_from("abc")), max_size=30),
+    limit=st.integers(0, 40),
+)
+def test_dropped_groups_stay_within_the_bound_and_every_reason_has_its_share(
+    sizes: list[tuple[int, str]], limit: int
+) -> None:
+    dropped = [Dropped(group(n, size), "rejected", why) for n, (size, why) in enumerate(sizes)]
+    chosen = fair_choice(dropped, limit)
+    assert sum(len(one.group.samples) for one in chosen) <= limit
+    places = [dropped.index(one) for one in chosen]
+    assert places == sorted(places)
+    if limit >= 15:  # room for the first of each of three reasons, 5 samples at most
+        assert {one.reason for one in chosen} == {why for _, why in sizes}
+
+
+def test_a_run_keeps_what_was_trained_on_dropped_and_evaluated(tmp_path: Path) -> None:
+    dumps = Dumps(TelemetryConfig(max_dropped_samples=2), tmp_path)
+    for step in (1, 2, 3):
+        dumps.rollouts(
+            step,
+            [group(0)],
+            rejected=[(group(1), "no spread")],
+            failed=[(group(2), "boom"), (group(3), "boom")],
+        )
+        log_probs = np.array([-0.5, np.nan], np.float32)
+        report = {"index": 0, "advantage": 0.5, "trainer_log_probs": log_probs.tobytes()}
+        dumps.trained(step, [report])
+        dumps.evaluation("held out", step, [sample(7)])
+    assert len(read_samples(tmp_path / "dropped" / "step_000001.parquet")) == 2
+    (row,) = pq.read_table(tmp_path / "trained" / "step_000003.parquet").to_pylist()
+    assert row["trainer_log_probs"][0] == -0.5
+    assert math.isnan(row["trainer_log_probs"][1])
+    dumps.forget_after(1)
+    folders = ("samples", "dropped", "trained", "eval/held out")
+    names = {folder: [f.name for f in (tmp_path / folder).iterdir()] for folder in folders}
+    assert names == {folder: ["step_000001.parquet"] for folder in folders}
+
+
+def test_without_dump_samples_nothing_is_written(tmp_path: Path) -> None:
+    dumps = Dumps(TelemetryConfig(dump_samples=False), tmp_path)
+    dumps.rollouts(1, [group(0)], rejected=[(group(1), "no spread")])
+    dumps.trained(1, [])
+    dumps.evaluation("held out", 1, [sample(7)])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_step_is_one_plain_line_when_the_output_is_no_terminal() -> None:

@@ -35,6 +35,9 @@ class Notebook:
     def write(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         self.records.append((kind, step, dict(metrics)))
 
+    def forget_after(self, step: int) -> None:
+        self.records = [record for record in self.records if record[1] <= step]
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -153,15 +156,14 @@ def test_wandb_offline_keeps_the_figures_in_the_run_folder(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", code, str(run_dir)], check=True, timeout=90)
     (folder,) = (run_dir / "wandb").glob("offline-run-*")
     (file,) = folder.glob("*.wandb")
-    identity = (run_dir / "wandb_run_id").read_text().strip()
-    assert identity in file.name
+    assert json.loads((run_dir / "wandb_run.json").read_text())["id"] in file.name
     assert _wandb_history(file) == [
         {"reward/mean": 0.25, "step": 1},
         {"eval/x/reward": 0.75, "step": 1},
     ]
 
 
-def _wandb_history(path: Path) -> list[dict[str, float]]:
+def _wandb_history(path: Path, *, hidden: bool = False) -> list[dict[str, float]]:
     from wandb.proto import wandb_internal_pb2
 
     rows = []
@@ -171,7 +173,7 @@ def _wandb_history(path: Path) -> list[dict[str, float]]:
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
-            rows.append({name: value for name, value in row.items() if not name.startswith("_")})
+            rows.append({name: value for name, value in row.items() if hidden or name[0] != "_"})
     return rows
 
 
@@ -191,13 +193,53 @@ def _wandb_records(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path) -> None:
-    from rollmill.telemetry.wandb import _run_id
+def test_wandb_is_told_every_step_once_however_often_the_run_resumes(tmp_path: Path) -> None:
+    """Four lives of a run: 1 to 3; resumed after 2; resumed after 2 again; begun anew."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from rollmill.config.run import TelemetryConfig, WandbConfig\n"
+        "from rollmill.telemetry.trackers import open_trackers\n"
+        "lives = [(-1, (1, 2, 3)), (2, (3, 4)), (2, (3, 4, 5)), (-1, (1,))]\n"
+        "for after, steps in lives:\n"
+        "    wandb = TelemetryConfig(wandb=WandbConfig(mode='offline'))\n"
+        "    with open_trackers(wandb, Path(sys.argv[1])) as t:\n"
+        "        t.forget_after(after)\n"
+        "        for step in steps:\n"
+        "            t.write('train', step, {'x': step})\n"
+        "        t.write('eval', steps[-1], {'y': steps[-1]})\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=200)
+    told: dict[str, list[tuple[int, int]]] = {}
+    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
+        rows = _wandb_history(file, hidden=True)
+        told.setdefault(file.stem.removeprefix("run-"), []).extend(
+            (int(row["_step"]), int(row["step"])) for row in rows
+        )
+    resumed, anew = sorted(told.values(), key=len, reverse=True)
+    assert [step for _, step in resumed] == [1, 2, 3, 3, 4, 4, 5, 5], "each step, and its eval"
+    assert [number for number, _ in resumed] == list(range(8)), "numbered on, never anew"
+    assert anew == [(0, 1), (1, 1)]
 
-    first = _run_id(tmp_path / "id")
-    assert len(first) == 8
-    assert _run_id(tmp_path / "id") == first
-    assert _run_id(tmp_path / "other") != first
+
+def test_tensorboard_shows_every_step_once_after_resumes(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    def live(after: int, steps: range, offset: float) -> None:
+        with open_trackers(TelemetryConfig(tensorboard=True), tmp_path) as trackers:
+            trackers.forget_after(after)
+            for step in steps:
+                trackers.write("train", step, {"x": step + offset})
+
+    def shown() -> list[tuple[int, float]]:
+        found = EventAccumulator(str(tmp_path / "tensorboard"))
+        found.Reload()
+        return [(e.step, float(e.tensor_proto.float_val[0])) for e in found.Tensors("x")]
+
+    live(-1, range(1, 5), 0.0)
+    live(2, range(3, 7), 0.5)
+    assert shown() == [(1, 1.0), (2, 2.0), (3, 3.5), (4, 4.5), (5, 5.5), (6, 6.5)]
+    live(-1, range(1, 3), 0.25)
+    assert shown() == [(1, 1.25), (2, 2.25)], "begun anew: nothing of the old run is left"
 
 
 def test_prometheus_serves_the_newest_figures(tmp_path: Path) -> None:

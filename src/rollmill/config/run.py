@@ -47,7 +47,10 @@ class TelemetryConfig(Section):
     """What is recorded besides `metrics.jsonl`."""
 
     dump_samples: bool = True
-    """Write every trained sample to `samples/step_NNNNNN.parquet`."""
+    """Write every trained sample to `samples/step_NNNNNN.parquet`, what the trainer made of it to
+    `trained/`, and answers that were rejected or failed to `dropped/`."""
+    max_dropped_samples: int = Field(256, ge=0)
+    """Most samples per step in `dropped/`: whole groups, every reason its share."""
     console: bool = True
     """Live view in the terminal (plain lines when it is not a terminal)."""
     num_printed_samples: int = Field(0, ge=0)

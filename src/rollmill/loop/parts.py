@@ -50,6 +50,7 @@ from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.rollout.replay import ReplayManager, ReplayParts
 from rollmill.rollout.streaming import StreamingManager
 from rollmill.telemetry.console import RunView
+from rollmill.telemetry.dumps import Dumps
 from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.telemetry.timeline import Timeline
 from rollmill.telemetry.trackers import open_trackers
@@ -90,6 +91,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
     view.phase("reading model and data")
     ready = _read_and_check(config, base_dir)
     ready.run_dir.write_config(config)
+    ready.run_dir.write_tokenizer(ready.policy.tokenizer)
     async with AsyncExitStack() as stack:
         trackers = stack.enter_context(
             open_trackers(config.telemetry, ready.run_dir.root, to_plain(config))
@@ -111,7 +113,12 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             trainer=trainer,
             transport=transport,
             checkpoints=CheckpointStore(ready.run_dir.checkpoints, config.run.keep_checkpoints),
-            records=Records(MetricsLog(ready.run_dir.metrics), trackers, timeline),
+            records=Records(
+                MetricsLog(ready.run_dir.metrics),
+                trackers,
+                timeline,
+                Dumps(config.telemetry, ready.run_dir.root),
+            ),
             view=view,
         )
 

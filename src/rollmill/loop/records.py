@@ -1,4 +1,4 @@
-"""Everything a run writes down about itself while it goes on: figures, trackers, timeline."""
+"""Everything a run writes down about itself: figures, trackers, timeline, samples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollmill.config import TelemetryConfig
+from rollmill.telemetry.dumps import Dumps
 from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.telemetry.timeline import Timeline
 from rollmill.telemetry.trackers import Trackers
@@ -19,12 +20,16 @@ class Records:
         metrics: `metrics.jsonl`, always.
         trackers: TensorBoard and the like, as configured.
         timeline: where the time goes.
+        dumps: the samples.
     """
 
-    def __init__(self, metrics: MetricsLog, trackers: Trackers, timeline: Timeline) -> None:
+    def __init__(
+        self, metrics: MetricsLog, trackers: Trackers, timeline: Timeline, dumps: Dumps
+    ) -> None:
         self._metrics = metrics
         self._trackers = trackers
         self.timeline = timeline
+        self.dumps = dumps
 
     def write(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """The figures of a training step (`train`) or an evaluation (`eval`)."""
@@ -38,7 +43,9 @@ class Records:
     def forget_after(self, step: int) -> None:
         """A resume does the steps after `step` again: what was written of them goes."""
         self._metrics.forget_after(step)
+        self._trackers.forget_after(step)
         self.timeline.forget_after(step)
+        self.dumps.forget_after(step)
 
 
 def open_timeline(settings: TelemetryConfig, run_dir: Path) -> Timeline:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import yaml
 
@@ -48,6 +49,11 @@ class RunDir:
         return self.root / "checkpoints"
 
     @property
+    def tokenizer(self) -> Path:
+        """A copy of the tokenizer that the run uses."""
+        return self.root / "tokenizer"
+
+    @property
     def logs(self) -> Path:
         """Output of the worker processes."""
         return self.root / "logs"
@@ -63,6 +69,14 @@ class RunDir:
         aside = self.config.with_suffix(".tmp")
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, self.config)
+
+    def write_tokenizer(self, tokenizer: Any) -> None:
+        """Keep the tokenizer, so that a run that was moved can still be read token by token."""
+        aside = self.tokenizer.with_name("tokenizer.tmp")
+        shutil.rmtree(aside, ignore_errors=True)
+        tokenizer.save_pretrained(aside)
+        shutil.rmtree(self.tokenizer, ignore_errors=True)
+        os.replace(aside, self.tokenizer)
 
 
 class RunLock:

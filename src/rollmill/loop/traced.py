@@ -31,8 +31,10 @@ class TracedEngines:
         session_id: str | None = None,
     ) -> GenerateResult:
         """One engine call."""
-        with self._timeline.span("engines", "generate", request=rid):
-            return await self._engines.generate(rid, input_ids, sampling, session_id=session_id)
+        with self._timeline.span("engines", "generate", request=rid) as details:
+            result = await self._engines.generate(rid, input_ids, sampling, session_id=session_id)
+            details["tokens"] = result.num_tokens
+            return result
 
     async def abort_all(self, deadline_s: float) -> object:
         """Stop every request on every engine."""

@@ -112,9 +112,13 @@ class Loop:
             batch = await self._parts.rollouts.collect(step=step, version=step - 1)
         for alarm in self._alarm.update(outcomes_of(batch)):
             logger.warning("step %d: %s", step, alarm)
-        if self._config.telemetry.dump_samples:
-            dump = SampleDump(self._parts.run_dir.samples)
-            await asyncio.to_thread(dump.write, step, flatten(batch.groups))
+        await asyncio.to_thread(
+            self._parts.records.dumps.rollouts,
+            step,
+            batch.groups,
+            rejected=batch.rejected,
+            failed=batch.failed,
+        )
         return batch
 
     async def _learn(self, step: int, batch: RolloutBatch) -> dict[str, float]:
@@ -129,6 +133,9 @@ class Loop:
                 temperature=self._config.rollout.sampling.temperature,
             )
         self._parts.rollouts.consumed(batch, step)
+        if self._parts.records.dumps.is_on:
+            reports = await self._parts.trainer.call("sample_reports")
+            await asyncio.to_thread(self._parts.records.dumps.trained, step, reports)
         return {f"train/{name}": value for name, value in learned.items()}
 
     async def _sync(self, version: int) -> dict[str, float]:
@@ -169,9 +176,7 @@ class Loop:
         for name, groups in result.groups.items():
             samples = flatten(groups)
             shown += samples[: self._config.telemetry.num_printed_samples]
-            if self._config.telemetry.dump_samples:
-                dump = SampleDump(self._parts.run_dir.eval_samples(name))
-                await asyncio.to_thread(dump.write, step, samples)
+            await asyncio.to_thread(self._parts.records.dumps.evaluation, name, step, samples)
         is_edge = step in (0, self._config.run.num_steps)
         self._parts.view.eval_done(step, result.metrics, shown if is_edge else ())
 

@@ -59,6 +59,9 @@ class PrometheusEndpoint:
         self._steps[kind] = step
         self._text = exposition(self._run, self._steps, self._figures).encode()
 
+    def forget_after(self, step: int) -> None:
+        """Nothing: only the newest figures are served, and they come from this process."""
+
     def close(self) -> None:
         """Stop listening."""
         self._server.shutdown()

@@ -71,11 +71,14 @@ class Timeline:
                 self._spans.append(Span(lane, name, start, end, details))
 
     @contextmanager
-    def span(self, lane: str, name: str, **details: Detail) -> Iterator[None]:
-        """Add a span for as long as the block runs, also when it raises."""
+    def span(self, lane: str, name: str, **details: Detail) -> Iterator[dict[str, Detail]]:
+        """Add a span for as long as the block runs, also when it raises.
+
+        The block is given the span's details and may add what it learns.
+        """
         started, clock = time.time(), time.monotonic()
         try:
-            yield
+            yield details
         finally:
             self.add(lane, name, started, started + time.monotonic() - clock, **details)
 

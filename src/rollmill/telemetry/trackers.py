@@ -28,6 +28,9 @@ class Tracker(Protocol):
     def write(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """Take one record: `kind` is `train` or `eval`. Figures may be infinite or no number."""
 
+    def forget_after(self, step: int) -> None:
+        """The run goes on after `step` (-1: it begins anew): later steps will be told again."""
+
     def close(self) -> None:
         """Write what is buffered and let go."""
 
@@ -45,6 +48,10 @@ class Trackers:
     def write(self, kind: str, step: int, metrics: Mapping[str, float]) -> None:
         """Tell all trackers; one that fails is left out from then on."""
         self._each(lambda tracker: tracker.write(kind, step, metrics))
+
+    def forget_after(self, step: int) -> None:
+        """Tell all trackers that the run goes on after `step` (-1: it begins anew)."""
+        self._each(lambda tracker: tracker.forget_after(step))
 
     def close(self) -> None:
         """Close all trackers."""

@@ -6,15 +6,15 @@ log-probs, the advantage) follows in a file of its own, joined by the sample's `
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
 
 from rollmill.sample import FloatArray
-
-logger = logging.getLogger(__name__)
+from rollmill.telemetry.step_files import StepFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,18 @@ class TrainedSample:
         index: the sample's number in the run.
         trainer_log_probs: float32, one per response token, under the weights before the step; not
             a number where the trainer did not score the token.
-        advantage: mean over its trainable tokens.
+        advantage: mean over its trainable tokens; 0 without any.
     """
 
     index: int
     trainer_log_probs: FloatArray
     advantage: float
+
+    @classmethod
+    def from_wire(cls, report: Mapping[str, Any]) -> Self:
+        """What the trainer sent about a sample: `index`, `advantage`, log-probs as raw float32."""
+        log_probs = np.frombuffer(report["trainer_log_probs"], np.float32)
+        return cls(report["index"], log_probs, report["advantage"])
 
 
 class TrainedDump:
@@ -41,16 +47,12 @@ class TrainedDump:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._has_warned = False
+        self._files = StepFiles(folder, "trained samples")
 
     def write(self, step: int, samples: Iterable[TrainedSample]) -> Path:
         """Write a step, whole or not at all; a full disk costs one warning."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        path = self._folder / f"step_{step:06d}.parquet"
-        aside = path.with_suffix(".tmp")
         rows = list(samples)
         columns = {
             "index": pa.array([row.index for row in rows], pa.int64()),
@@ -59,12 +61,8 @@ class TrainedDump:
                 [row.trainer_log_probs for row in rows], pa.list_(pa.float32())
             ),
         }
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table(columns), aside, row_group_size=64)
-            os.replace(aside, path)
-        except OSError as error:
-            if not self._has_warned:
-                logger.warning("trained samples cannot be written to %s: %s", path, error)
-            self._has_warned = True
-        return path
+        return self._files.write(step, pa.table(columns))
+
+    def forget_after(self, step: int) -> None:
+        """Delete the files of steps after `step`: a resume does them again."""
+        self._files.forget_after(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rollmill.config.trainer import TrainerConfig
 from rollmill.errors import TrainerError
@@ -65,6 +66,8 @@ class Learner:
         self.optimizer = build_optimizer(policy.model, config.optimizer)
         self.critic = None if value_model is None else Critic(value_model, config, self.ranks)
         self.num_optimizer_steps = 0
+        self.sample_reports: list[dict[str, Any]] = []
+        """Of the last call of `learn`; see `trainer.sample_reports`."""
 
     def learn(
         self,
@@ -102,4 +105,6 @@ class Learner:
             context_length=self.context_length,
         )
         update = BatchUpdate(self, batch, step=step, temperature=temperature)
-        return update.run(self.config.algorithm.constant_length or max_new_tokens)
+        metrics = update.run(self.config.algorithm.constant_length or max_new_tokens)
+        self.sample_reports = update.reports()
+        return metrics

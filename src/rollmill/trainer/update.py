@@ -35,6 +35,7 @@ from rollmill.trainer.metrics import (
 from rollmill.trainer.objective import objective
 from rollmill.trainer.optimizer import apply_gradients, not_finite
 from rollmill.trainer.policy import Policy
+from rollmill.trainer.sample_reports import sample_reports
 from rollmill.trainer.schedule import learning_rate
 from rollmill.trainer.scoring import joint_plan, score_sequences
 from rollmill.trainer.streams import FlatFloats, TokenStreams
@@ -99,6 +100,16 @@ class BatchUpdate:
                 "tokens/per_second": self.batch.num_tokens / elapsed,
                 "seconds/total": elapsed,
             }
+        )
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What the call measured of each sample; see `sample_reports`."""
+        if self.old is None or self.config.old_log_probs == "rollout":
+            log_probs, is_scored = self.streams["log_probs"], self.streams.is_scored
+        else:
+            log_probs, is_scored = self.old, np.ones(self.batch.num_tokens, np.bool_)
+        return sample_reports(
+            self.batch, log_probs=log_probs, is_scored=is_scored, advantages=self.advantages
         )
 
     def _utilization(self, elapsed: float) -> dict[str, float]:

@@ -54,7 +54,7 @@ class TorchTrainer:
         rank: this process among the trainer's ranks, from 0.
         num_ranks: how many there are. Every call goes to all of them with the same arguments, at
             the same time; all train on their share, rank 0 writes the files, and results are the
-            same on all but for times (`write_weights` answers on rank 0 only).
+            same on all but for times (`write_weights` and `sample_reports` answer on rank 0 only).
         rendezvous: `tcp://host:port` where the ranks meet, when there are several.
     """
 
@@ -126,6 +126,11 @@ class TorchTrainer:
             max_new_tokens=max_new_tokens,
             temperature=temperature,
         )
+
+    def sample_reports(self) -> list[dict[str, Any]]:
+        """What the last call of `train` measured of each sample, once; see `sample_reports`."""
+        reports, self._learner.sample_reports = self._learner.sample_reports, []
+        return reports if self._ranks.is_first else []
 
     def score(self, samples: list[bytes], *, temperature: float) -> list[bytes]:
         """Log-probs of all response tokens under the current weights.
