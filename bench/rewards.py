@@ -214,6 +214,11 @@ def main() -> None:
         num_timeouts = sum(n for name, n in both["outcomes"].items() if name.startswith("timeout"))
         allowed = 2 * normal["seconds"] + num_timeouts * options.timeout / options.workers
         print(f"allowed: 2 × normal + deadlines = {allowed:.1f} s; took {both['seconds']} s")
+        lost = (
+            both["seconds"] - normal["seconds"] - num_timeouts * options.timeout / options.workers
+        )
+        lost_ms = 1e3 * lost * options.workers / max(1, num_timeouts)
+        print(f"lost beside the deadlines: {lost_ms:.1f} ms for each of {num_timeouts} kills")
     usage = resource.getrusage(resource.RUSAGE_SELF)
     print(f"this process: {usage.ru_maxrss / 1024:.0f} MiB at most; {os.cpu_count()} cores")
 

@@ -290,6 +290,64 @@ def test_bombs_one_after_the_other_cost_their_deadlines_and_little_more(with_jud
     assert time.monotonic() - start < 60, "20 × 0.1 s of processor time, starting, a slow machine"
 
 
+def test_what_is_killed_is_replaced_and_reaped(with_judge: Any) -> None:
+    async def work(judge: Judge) -> None:
+        bombs = [custom("hangs", "hang" if k % 2 else "go") for k in range(12)]
+        assert kinds(await judge_all(judge, bombs)) == {"value": 6, "timeout": 6}
+        (worker,) = judge.worker_process_ids()
+        # The grading process, perhaps its spare, and no zombie of those before.
+        await until(lambda: all(map(is_running, children_of(worker))))
+        assert 1 <= len(children_of(worker)) <= 2
+
+    with_judge(work, type="math", num_workers=1, timeout_s=0.1)
+
+
+def test_a_spare_is_made_in_time_and_loads_no_function_before_it_grades(
+    with_judge: Any, tmp_path: Path
+) -> None:
+    """A user's module may hold a model: it is loaded by the process that grades, once."""
+    loads = tmp_path / "loads.txt"
+    (tmp_path / "loading.py").write_text(
+        "import os\n"
+        f"with open({str(loads)!r}, 'a') as file:\n    file.write(f'{{os.getpid()}} ')\n"
+        "def reward(sample):\n"
+        "    while sample.response == 'hang':\n        pass\n"
+        "    return float(os.getpid())\n"
+    )
+    function = f"{tmp_path}/loading.py:reward"
+
+    async def work(judge: Judge) -> None:
+        first = await judge.judge(answer("go"))
+        (worker,) = judge.worker_process_ids()
+        (grading,) = children_of(worker)
+        hanging = asyncio.create_task(judge.judge(answer("hang")))
+        await until(lambda: len(children_of(worker)) == 2)
+        (spare,) = set(children_of(worker)) - {grading}
+        assert loads.read_text().split() == [str(grading)]
+        assert (await hanging).kind is OutcomeKind.TIMEOUT
+        second = await judge.judge(answer("go"))
+        assert (first.reward, second.reward) == (grading, spare)
+        assert loads.read_text().split() == [str(grading), str(spare)]
+
+    with_judge(work, function=function, num_workers=1, timeout_s=1.0)
+
+
+def test_a_spare_that_died_is_made_up_for(with_judge: Any) -> None:
+    async def work(judge: Judge) -> None:
+        await judge.judge(custom("hangs", "go"))
+        (worker,) = judge.worker_process_ids()
+        (grading,) = children_of(worker)
+        hanging = asyncio.create_task(judge.judge(custom("hangs", "hang")))
+        await until(lambda: len(children_of(worker)) == 2)
+        (spare,) = set(children_of(worker)) - {grading}
+        os.kill(spare, signal.SIGKILL)
+        assert (await hanging).kind is OutcomeKind.TIMEOUT
+        assert (await judge.judge(custom("hangs", "go"))).reward == 1.0
+        assert judge.worker_process_ids() == [worker]
+
+    with_judge(work, type="math", num_workers=1, timeout_s=1.0)
+
+
 def test_a_worker_whose_run_is_gone_ends_quietly(tmp_path: Path) -> None:
     """A run that is killed leaves messages unread: that is no error of the worker's."""
     ours, theirs = socket.socketpair()

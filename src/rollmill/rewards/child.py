@@ -1,6 +1,7 @@
 """The process that grades: it may hang, crash or be killed at any moment.
 
-It reads tasks from a socket, grades them and writes results. What it is on stands in the shared
+It gets ready as far as it can without running anything of the user's, and waits for `Begin`. Then
+it reads tasks from a socket, grades them and writes results. What it is on stands in the shared
 page (`progress.py`), so that the process above can tell the culprit when it has to kill. It holds
 no state that matters: a task that was sent and not answered is sent again to its successor.
 """
@@ -23,9 +24,10 @@ from rollmill.rewards.graders.base import Grader
 from rollmill.rewards.judging import call_coroutine_function, call_function, judge_with
 from rollmill.rewards.limits import die_with_parent, limit_memory, resident_bytes
 from rollmill.rewards.outcome import Outcome
-from rollmill.rewards.progress import IDLE, OVERLAPPING, STARTING, SharedProgress
+from rollmill.rewards.progress import IDLE, OVERLAPPING, SharedProgress
 from rollmill.rewards.protocol import (
     Batch,
+    Begin,
     Envelope,
     FrameBuffer,
     Ready,
@@ -40,6 +42,7 @@ from rollmill.rewards.protocol import (
     framed,
 )
 from rollmill.rewards.registry import GraderTable, base_type
+from rollmill.rewards.warm import get_ready
 
 LOAD_LIMIT_S = 120.0
 """Time in which graders, and modules of user functions, must be loaded."""
@@ -56,7 +59,6 @@ def run_child(setup: Setup, sock: socket.socket, progress: SharedProgress, paren
     die_with_parent(parent)
     sys.set_int_max_str_digits(0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    progress.set(STARTING, LOAD_LIMIT_S)
     asyncio.run(_Child(setup, sock, progress).serve())
 
 
@@ -76,21 +78,21 @@ class _Child:
 
     async def serve(self) -> None:
         self._sock.setblocking(False)
-        if not await self._prepare():
-            return
-        limit_memory(self._config.worker_memory_mb)
+        get_ready(self._table, self._setup.graders)
         buffer = FrameBuffer()
         loop = asyncio.get_running_loop()
-        self._mark_rest()
         while data := await loop.sock_recv(self._sock, READ_BYTES):
             for frame in buffer.feed(data):
                 message = decode_to_worker(frame)
+                if isinstance(message, Begin) and not await self._begin():
+                    return
                 if isinstance(message, Batch):
                     await self._grade(message)
             await self._flush()
             self._recycle_if_fat()
 
-    async def _prepare(self) -> bool:
+    async def _begin(self) -> bool:
+        """Load all graders, the user's functions among them, and limit the memory."""
         try:
             loaded = {
                 name: self._table.get(name, per_group=self._per_group(name))
@@ -101,6 +103,8 @@ class _Child:
             await self._send(encode(failed))
             return False
         concurrent = [name for name, grader in loaded.items() if _is_async(grader)]
+        limit_memory(self._config.worker_memory_mb)
+        self._mark_rest()
         await self._send(encode(Ready(tuple(concurrent))))
         return True
 

@@ -5,6 +5,7 @@ pickled: a grading process that was taken over by a hostile answer can send noth
 
 The life of a connection: the run sends one `Setup`, the worker answers `Ready` or `SetupFailed`,
 then the run sends `Batch`es of tasks and the worker sends `Results`, in any order, one per task.
+Between the worker and the processes that it forks it is the same, with `Begin` for `Setup`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     base_dir: str
     seed: int
     graders: tuple[str, ...]
+
+
+class Begin(msgspec.Struct, tag="begin", frozen=True):
+    """To a forked process, which has the set-up from the fork: load the graders and grade."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -82,7 +87,7 @@ class Results(msgspec.Struct, tag="results", frozen=True):
     concurrent: tuple[str, ...] = ()
 
 
-ToWorker = Setup | Batch
+ToWorker = Setup | Begin | Batch
 FromWorker = Ready | SetupFailed | Results
 
 _encoder = msgspec.msgpack.Encoder()
@@ -167,8 +172,8 @@ def decode_task(body: msgspec.Raw) -> Task:
     return _task_decoder.decode(body)
 
 
-def decode_to_worker(frame: bytes) -> Setup | Batch:
-    """A message of the run."""
+def decode_to_worker(frame: bytes) -> Setup | Begin | Batch:
+    """A message of the run, or of the process above."""
     return _to_worker.decode(frame)
 
 

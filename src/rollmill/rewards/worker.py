@@ -1,28 +1,26 @@
 """A grading worker: `python -m rollmill.rewards.worker FD`, started by the pool.
 
-Two processes. This one imports the graders' libraries once, forks a grading process
-(`child.py`), passes tasks down and results up, and watches the clock: when an answer passes its
-deadline it kills the grading process, reports the one answer and forks a successor, which costs
-milliseconds because everything is imported already. It runs no grader itself, so nothing can
-hang it.
+Two processes, sometimes three. This one imports the graders' libraries once, forks a grading
+process (`process.py`), passes tasks down and results up, and watches the clock. When half of an
+answer's time has gone it forks a spare, which gets ready meanwhile; at the deadline it kills the
+grading process, reports the one answer and gives the rest to the spare, all within a millisecond.
+It runs no grader itself, so nothing can hang it.
 
-It ends by itself when the run is gone (its socket closes), and takes the grading process along.
+It ends by itself when the run is gone (its socket closes), and takes its forks along.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-import traceback
 
-from rollmill.rewards.child import run_child
 from rollmill.rewards.outcome import Outcome, OutcomeKind
-from rollmill.rewards.progress import OVERLAPPING, STARTING, Progress, SharedProgress
+from rollmill.rewards.process import READ_BYTES, Closable, GradingProcess
+from rollmill.rewards.progress import OVERLAPPING, STARTING, Progress
 from rollmill.rewards.protocol import (
     Batch,
     Envelope,
@@ -39,9 +37,10 @@ from rollmill.rewards.protocol import (
 )
 from rollmill.rewards.warm import warm_up
 
-READ_BYTES = 1 << 18
 MAX_FAILED_STARTS = 3
 LOOK_EVERY_S = 0.02
+SPARE_AT = 0.5
+"""A spare is forked when this share of an answer's limit is left."""
 
 
 def main() -> None:
@@ -61,12 +60,12 @@ class Worker:
         self._outstanding: dict[int, Envelope] = {}
         self._is_alone = False
         self._sent_alone = -1
-        self._child_id = 0
         self._is_ready = False
         self._is_done = False
         self._failed_starts = 0
-        self._progress = SharedProgress()
         self._selector = selectors.DefaultSelector()
+        self._spare: GradingProcess | None = None
+        self._dying: list[GradingProcess] = []
 
     def run(self) -> None:
         """Serve until the run closes the socket."""
@@ -76,12 +75,12 @@ class Worker:
         self._setup = setup
         warm_up(setup)
         self._selector.register(self._run, selectors.EVENT_READ)
-        self._start_child()
+        self._begin(self._fork())
         try:
             while not self._is_done:
                 self._turn()
         finally:
-            self._kill_child()
+            self._end_all()
 
     def _read_setup(self) -> Setup | None:
         while data := self._receive():
@@ -109,23 +108,26 @@ class Worker:
         for key, mask in self._selector.select(self._seconds_left()):
             if key.fileobj is self._run:
                 self._hear_run()
-            elif key.fileobj is self._child:
+            elif key.fileobj is self._grading.socket:
                 if mask & selectors.EVENT_WRITE:
                     self._write_child()
                 if mask & selectors.EVENT_READ:
                     self._hear_child()
-        progress = self._progress.get()
-        left = progress.seconds_left(self._child_id)
+        progress = self._grading.progress()
+        left = self._grading.seconds_left(progress)
         if left is not None and left <= 0:
-            self._replace_child(overdue=progress)
+            self._replace(overdue=progress)
+        elif left is not None and left < SPARE_AT * progress.limit_s and self._spare is None:
+            self._spare = self._fork(self._grading.socket)
+        self._dying = [one for one in self._dying if one.reap(wait=False) is None]
 
     def _seconds_left(self) -> float | None:
         """How long to sleep. The page changes without a message, so never long while there is
         work: a limit read now may be that of a task that is already over."""
-        left = self._progress.get().seconds_left(self._child_id)
+        left = self._grading.seconds_left(self._grading.progress())
         if left is None:
-            return LOOK_EVERY_S if self._outstanding else None
-        return min(max(0.0, left) + 0.001, LOOK_EVERY_S)
+            return LOOK_EVERY_S if self._outstanding or self._dying else None
+        return min(max(0.0, left), LOOK_EVERY_S)
 
     def _hear_run(self) -> None:
         data = self._receive()
@@ -142,16 +144,11 @@ class Worker:
             self._send_next_alone()
 
     def _hear_child(self) -> None:
-        try:
-            data = self._child.recv(READ_BYTES)
-        except BlockingIOError:
+        frames = self._grading.read()
+        if frames is None:
+            self._replace(overdue=None)
             return
-        except ConnectionError:
-            data = b""
-        if not data:
-            self._replace_child(overdue=None)
-            return
-        for frame in self._from_child.feed(data):
+        for frame in frames:
             self._pass_on(frame)
 
     def _pass_on(self, frame: bytes) -> None:
@@ -178,10 +175,14 @@ class Worker:
             self._sent_alone = first.number
             self._send_child(encode(Batch([first], alone=True)))
 
-    def _replace_child(self, *, overdue: Progress | None) -> None:
-        """Kill the grading process, settle the answer it was on, and start its successor."""
-        status = self._kill_child()
-        progress = self._progress.get()
+    def _replace(self, *, overdue: Progress | None) -> None:
+        """Kill the grading process, settle the answer it was on, and let its successor begin.
+
+        Nothing more is read from a killed process, so it does not matter what it still did: an
+        answer is settled here, or it is sent to the successor.
+        """
+        status = self._kill(wait=overdue is None)
+        progress = self._grading.progress()
         has_moved_on = overdue is not None and progress != overdue
         if progress.number == STARTING:
             self._failed_starts += 1
@@ -192,11 +193,11 @@ class Worker:
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._is_done = True
             return
-        self._start_child()
+        spare, self._spare = self._spare, None
+        self._begin(spare or self._fork())
         if not self._outstanding:
             self._is_alone = False
         elif self._is_alone:
-            self._sent_alone = -1
             self._send_next_alone()
         else:
             self._send_child(encode(Batch(list(self._outstanding.values()))))
@@ -214,62 +215,44 @@ class Worker:
         result = Result(envelope.number, [outcome] * envelope.num_answers)
         self._tell_run(encode(Results([result])))
 
-    def _start_child(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._progress.set(STARTING, 60.0)
-        parent = os.getpid()
-        self._child_id = os.fork()
-        if self._child_id == 0:
-            self._become_child(ours, theirs, parent)
-        theirs.close()
-        ours.setblocking(False)
-        self._child = ours
-        self._from_child = FrameBuffer()
-        self._to_child = bytearray()
-        self._sent_alone = -1
-        self._selector.register(ours, selectors.EVENT_READ)
+    def _fork(self, *inherited: Closable) -> GradingProcess:
+        return GradingProcess(self._setup, [self._run, self._selector, *inherited])
 
-    def _become_child(self, ours: socket.socket, theirs: socket.socket, parent: int) -> None:
-        code = 1
-        try:
-            ours.close()
-            self._run.close()
-            self._selector.close()
-            run_child(self._setup, theirs, self._progress, parent)
-            code = 0
-        except BaseException:  # noqa: BLE001  (policy: told on stderr; the parent starts another)
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+    def _begin(self, process: GradingProcess) -> None:
+        self._grading = process
+        self._sent_alone = -1
+        self._selector.register(process.socket, selectors.EVENT_READ)
+        process.begin()
 
     def _send_child(self, payload: bytes) -> None:
-        self._to_child += framed(payload)
-        self._write_child()
+        self._grading.send(payload)
+        self._watch_child()
 
     def _write_child(self) -> None:
-        try:
-            while self._to_child:
-                del self._to_child[: self._child.send(self._to_child)]
-        except BlockingIOError:
-            pass
-        except ConnectionError:
-            self._to_child.clear()  # it died: the reading side will notice
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._to_child else 0)
-        self._selector.modify(self._child, events)
+        self._grading.write()
+        self._watch_child()
 
-    def _kill_child(self) -> str:
-        """Kill and reap the grading process, if there is one; how it ended, in words."""
-        if self._child_id == 0:
-            return "ended"
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child_id, signal.SIGKILL)
-        os.kill(self._child_id, signal.SIGKILL)  # in case it has no group yet; not reaped yet
-        _, status = os.waitpid(self._child_id, 0)
-        self._child_id = 0
-        self._selector.unregister(self._child)
-        self._child.close()
-        code = os.waitstatus_to_exitcode(status)
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    def _watch_child(self) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._grading.has_unsent else 0)
+        self._selector.modify(self._grading.socket, events)
+
+    def _kill(self, *, wait: bool) -> str:
+        """Kill the grading process; how it ended, when that was waited for."""
+        self._selector.unregister(self._grading.socket)
+        self._grading.kill()
+        status = self._grading.reap(wait=wait)
+        if status is None:
+            self._dying.append(self._grading)
+            return "killed"
+        return status
+
+    def _end_all(self) -> None:
+        """Kill and reap whatever was forked."""
+        processes = [self._grading, *([self._spare] if self._spare else []), *self._dying]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.reap(wait=True)
 
 
 if __name__ == "__main__":
