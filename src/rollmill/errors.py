@@ -90,6 +90,10 @@ class RolloutError(RollmillError):
     """A batch of rollouts could not be completed."""
 
 
+class StallError(RolloutError):
+    """Nothing went on for too long, or this is what was in the way."""
+
+
 class TrainerError(RollmillError):
     """The trainer cannot do what was asked of it."""
 
@@ -100,6 +104,10 @@ class CheckpointError(RollmillError):
 
 class WorkerError(RollmillError):
     """A worker process could not be started, died, or raised."""
+
+
+class WorkerGone(WorkerError):
+    """A worker process that was running has ended; what it held is lost."""
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

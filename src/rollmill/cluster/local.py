@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rollmill.cluster.frames import LENGTH, Call, Reply, from_wire, pack
-from rollmill.errors import WorkerError
+from rollmill.errors import WorkerError, WorkerGone
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,8 @@ class LocalWorker:
 
     def _gone(self) -> WorkerError:
         code = self._process.poll() if self._process else None
-        return WorkerError(
+        kind = WorkerError if self._process is None else WorkerGone
+        return kind(
             f"the {self._name} process is gone",
             where=str(self._log_path),
             expected="a running process",

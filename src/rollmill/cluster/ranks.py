@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmill.cluster.local import LocalWorker
-from rollmill.errors import RollmillError, WorkerError
+from rollmill.errors import RollmillError, WorkerError, WorkerGone
 
 GRACE_S = 10.0
 """How long after one rank's failure the others may take to fail too and so stay usable."""
@@ -182,7 +182,7 @@ class RankGroup:
             self._failure = (
                 error
                 if isinstance(error, WorkerError)
-                else WorkerError(
+                else WorkerGone(
                     f"the {self._name} was ended after one of its ranks failed", found=str(error)
                 )
             )

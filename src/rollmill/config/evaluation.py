@@ -28,6 +28,15 @@ class EvalDatasetConfig(Section):
     pass_threshold: float = 1.0
     """Reward from which an answer counts as right, for pass@k."""
 
+    @model_validator(mode="after")
+    def _answers_are_generated(self) -> EvalDatasetConfig:
+        if self.data.sft is not None:
+            raise ValueError(
+                "data.sft: evaluation always generates answers, it never grades recorded ones: "
+                "expected null"
+            )
+        return self
+
 
 class EvalConfig(Section):
     """When and on what to evaluate."""
@@ -40,6 +49,10 @@ class EvalConfig(Section):
     """Evaluate the final weights."""
     max_concurrent_requests: int | None = Field(None, ge=1)
     """Requests of evaluation in flight; null takes the engine's limit."""
+    num_engines: int = Field(0, ge=0)
+    """Engines, the last ones of `engine`, set aside for evaluation: they hold the evaluated
+    weights while training goes on with the others. 0: training waits for each evaluation, which
+    uses its engines."""
     datasets: tuple[EvalDatasetConfig, ...] = ()
     """The sets; none means no evaluation."""
 

@@ -77,14 +77,14 @@ class RolloutConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are chosen."""
     partial_rollout: bool = False
-    """Keep the tokens of unfinished groups and go on with them next step. Off: the prompts
-    return to the source fresh."""
+    """Keep the tokens of unfinished answers and go on with them next step. Off: they start afresh.
+    Finished answers beside them are kept either way."""
     asynchronous: bool = False
     """Write the next answers while the trainer trains. No group is trained on that is more than
-    max_staleness versions old."""
+    max_staleness versions old; 0 gives the same batches as synchronous training."""
     max_staleness: int = Field(1, ge=0)
-    """Surplus and unfinished groups whose oldest token is more weight versions old than this
-    are not trained on: their prompts start afresh."""
+    """Answers of surplus and unfinished groups whose oldest token is more weight versions old than
+    this are not trained on: they start afresh."""
     mask_off_policy: bool = False
     """Take tokens that are more than max_staleness versions old out of the loss instead."""
     max_attempt_retries: int = Field(2, ge=0)
@@ -120,7 +120,6 @@ class RolloutConfig(Section):
         if not self.asynchronous:
             return self
         excluded = {
-            "max_staleness of 0 (rollouts could never run ahead)": self.max_staleness == 0,
             "over_sampling_batch_size (max_staleness says how much is asked for)": (
                 self.over_sampling_batch_size is not None
             ),
@@ -132,6 +131,7 @@ class RolloutConfig(Section):
             if is_set:
                 raise ValueError(f"asynchronous: does not go together with {setting}")
         return self
+
     @model_validator(mode="after")
     def _replay(self) -> RolloutConfig:
         if not self.is_replay:
@@ -153,7 +153,6 @@ class RolloutConfig(Section):
                     f"together with {setting}"
                 )
         return self
-
 
     @model_validator(mode="after")
     def _sizes(self) -> RolloutConfig:

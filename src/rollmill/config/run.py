@@ -25,6 +25,15 @@ class RunConfig(Section):
     """Older checkpoints are deleted."""
     resume: bool = True
     """Go on from the newest checkpoint in the run folder."""
+    max_restarts: int = Field(3, ge=0)
+    """Times that the run goes on from its newest checkpoint by itself after the trainer's process
+    died; counted anew once a new step is done. 0 ends the run with the error."""
+    stall_timeout_s: float | None = Field(300.0, gt=0)
+    """When no request, judgement or answer has finished for this long while the run waits for
+    rollouts, say what blocks; null never does. See docs/async.md."""
+    on_stall: Literal["warn", "retry", "stop"] = "warn"
+    """What to do then besides: nothing; end what blocks, which counts as a failed try of its
+    sample; or stop the run with the diagnosis as the error."""
 
 
 class WandbConfig(Section):

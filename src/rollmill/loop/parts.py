@@ -19,20 +19,29 @@ from rollmill.config.load import to_plain
 from rollmill.data import open_source
 from rollmill.data.ledger import Ledger
 from rollmill.data.source import DataSource
+from rollmill.distill.recorded import RecordedSource
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError, first_error
 from rollmill.filters import DynamicFilter, load_ranking
 from rollmill.filters.over_sampling import Ranking
+from rollmill.loop.activities import Activities
+from rollmill.loop.distill import check_recorded_scores, mismatch_metrics, open_recorded_source
+from rollmill.loop.doctor import StallDoctor
+from rollmill.loop.evaluations import EnginesApart, Evaluations
+from rollmill.loop.fault_plan import plan_faults
+from rollmill.loop.faults import FaultInjector
 from rollmill.loop.policy import (
     Policy,
     open_evaluator,
     open_policy,
-    open_pool,
+    open_pools,
     start_trainer,
 )
 from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir
+from rollmill.loop.sync import WeightSync
 from rollmill.loop.traced import TracedEngines, TracedGrader
+from rollmill.loop.watched import WatchedEngines, WatchedGrader, watched
 from rollmill.rewards.judge import Judge
 from rollmill.rollout.batch import Rollouts
 from rollmill.rollout.evaluate import Evaluator
@@ -68,12 +77,15 @@ class Parts:
     run_dir: RunDir
     engines: EnginePool
     rollouts: Rollouts
-    evaluator: Evaluator
+    evaluations: Evaluations
     trainer: Worker
-    transport: DiskTransport
+    sync: WeightSync
     checkpoints: CheckpointStore
     records: Records
     view: RunView
+    doctor: StallDoctor
+    faults: FaultInjector
+    constant_metrics: dict[str, float]
 
 
 @asynccontextmanager
@@ -99,27 +111,41 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         timeline = open_timeline(config.telemetry, ready.run_dir.root)
         view.phase("starting trainer, engines and rewards")
         trainer = await _start_processes(stack, config, ready, base_dir)
+        if isinstance(ready.source, RecordedSource):
+            await check_recorded_scores(trainer, ready.source, config)
         transport = DiskTransport(
             config.weights, ready.run_dir.root, dtype=config.engine.embedded.dtype
         )
         stack.push_async_callback(transport.close)
         rollouts = _open_rollouts(stack, config, ready, timeline, view, base_dir)
+        records = Records(
+            MetricsLog(ready.run_dir.metrics),
+            trackers,
+            timeline,
+            Dumps(config.telemetry, ready.run_dir.root),
+        )
+        doctor = StallDoctor(
+            timeout_s=config.run.stall_timeout_s,
+            policy=config.run.on_stall,
+            abort_timeout_s=config.rollout.abort_timeout_s,
+            activities=ready.activities,
+            engines=ready.pool,
+        )
+        ready.faults.attach(lambda: ready.pool.pids, lambda: trainer.pid)
         yield Parts(
             config=config,
             run_dir=ready.run_dir,
             engines=ready.pool,
             rollouts=rollouts,
-            evaluator=ready.evaluator,
+            evaluations=_open_evaluations(stack, config, ready, records, view, doctor),
             trainer=trainer,
-            transport=transport,
+            sync=WeightSync(config, trainer=trainer, engines=ready.pool, transport=transport),
             checkpoints=CheckpointStore(ready.run_dir.checkpoints, config.run.keep_checkpoints),
-            records=Records(
-                MetricsLog(ready.run_dir.metrics),
-                trackers,
-                timeline,
-                Dumps(config.telemetry, ready.run_dir.root),
-            ),
+            records=records,
             view=view,
+            doctor=doctor,
+            faults=ready.faults,
+            constant_metrics=mismatch_metrics(config, ready.source),
         )
 
 
@@ -132,6 +158,9 @@ class _Ready:
     hooks: LoadedHooks
     source: DataSource
     pool: EnginePool
+    pool_apart: EnginePool | None
+    activities: Activities
+    faults: FaultInjector
     evaluator: Evaluator
     judge: Judge
     dynamic_filter: DynamicFilter
@@ -143,7 +172,10 @@ def _read_and_check(config: Config, base_dir: Path) -> _Ready:
     check_fresh(config, run_dir)
     policy = open_policy(config)
     hooks = load_hooks(config.rollout.hooks, base_dir)
-    pool = open_pool(config, policy, run_dir)
+    faults = open_faults(config, run_dir)
+    pool, apart = open_pools(config, policy, run_dir, middlewares=(faults.middleware,))
+    activities = Activities()
+    eval_engines = WatchedEngines(apart or pool, activities)
     filters, key = config.rollout.filters, config.reward.reward_key
     return _Ready(
         run_dir=run_dir,
@@ -151,7 +183,10 @@ def _read_and_check(config: Config, base_dir: Path) -> _Ready:
         hooks=hooks,
         source=open_prompts(config, policy, hooks, base_dir),
         pool=pool,
-        evaluator=open_evaluator(config, policy, pool, hooks, base_dir),
+        pool_apart=apart,
+        activities=activities,
+        faults=faults,
+        evaluator=open_evaluator(config, policy, eval_engines, hooks, base_dir),
         judge=Judge(config.reward, seed=config.run.seed, base_dir=base_dir),
         dynamic_filter=DynamicFilter(filters, reward_key=key, base_dir=base_dir),
         ranking=load_ranking(filters.over_sampling, reward_key=key, base_dir=base_dir),
@@ -161,13 +196,18 @@ def _read_and_check(config: Config, base_dir: Path) -> _Ready:
 async def _start_processes(
     stack: AsyncExitStack, config: Config, ready: _Ready, base_dir: Path
 ) -> Worker:
-    """Engines, reward workers and the trainer, all at once; the trainer."""
+    """Engines, reward workers and the trainer, all at once; the trainer.
+
+    Recorded answers need no judge, and no engines unless something is evaluated.
+    """
     async with _all_or_first_error() as starting:
         if not config.rollout.is_replay:
             starting.create_task(stack.enter_async_context(ready.judge))
         starting.create_task(stack.enter_async_context(ready.evaluator))
         if config.needs_engines:
             starting.create_task(stack.enter_async_context(ready.pool))
+        if ready.pool_apart is not None:
+            starting.create_task(stack.enter_async_context(ready.pool_apart))
         trainer = starting.create_task(
             start_trainer(stack, config, ready.policy, ready.run_dir, base_dir)
         )
@@ -184,30 +224,80 @@ def _open_rollouts(
 ) -> Rollouts:
     ledger = Ledger(ready.run_dir.ledger)
     stack.callback(ledger.close)
+    if config.rollout.is_replay:
+        return _open_replay(config, ready, ledger, view)
     runner = make_runner(
         config,
         ready.policy,
-        pool=TracedEngines(ready.pool, timeline),
-        judge=TracedGrader(ready.judge, timeline),
+        pool=TracedEngines(WatchedEngines(ready.pool, ready.activities), timeline),
+        judge=TracedGrader(WatchedGrader(ready.judge, ready.activities), timeline),
         hooks=ready.hooks,
         new_index=ready.source.new_index,
         base_dir=base_dir,
     )
     parts = RolloutParts(
-    if config.rollout.is_replay:
-        return _open_replay(config, ready, ledger, view)
         source=ready.source,
         ledger=ledger,
-        runner=runner,
+        runner=watched(runner, ready.activities),
         dynamic_filter=ready.dynamic_filter,
         ranking=ready.ranking,
         hooks=ready.hooks,
         reward_key=config.reward.reward_key,
     )
-    manager = StreamingManager if config.rollout.asynchronous else RolloutManager
-    rollouts = manager(config.rollout, parts, view.progress)
+    rollouts = (
+        StreamingManager(config.rollout, parts, view.progress, last_step=config.run.num_steps)
+        if config.rollout.asynchronous
+        else RolloutManager(config.rollout, parts, view.progress)
+    )
     stack.push_async_callback(rollouts.close)
     return rollouts
+
+
+def _open_evaluations(
+    stack: AsyncExitStack,
+    config: Config,
+    ready: _Ready,
+    records: Records,
+    view: RunView,
+    doctor: StallDoctor,
+) -> Evaluations:
+    apart = None
+    if ready.pool_apart is not None:
+        place = ready.run_dir.root / "evaluation"  # names a folder apart from training's
+        transport = DiskTransport(config.weights, place, dtype=config.engine.embedded.dtype)
+        stack.push_async_callback(transport.close)
+        apart = EnginesApart(ready.pool_apart, transport)
+    evaluations = Evaluations(
+        config,
+        evaluator=ready.evaluator,
+        records=records,
+        view=view,
+        doctor=doctor,
+        apart=apart,
+    )
+    stack.push_async_callback(evaluations.close)
+    return evaluations
+
+
+def open_faults(config: Config, run_dir: RunDir) -> FaultInjector:
+    """The faults that the configuration asks for; usually none."""
+    plan = plan_faults(
+        config.faults,
+        num_steps=config.run.num_steps,
+        requests_per_step=config.attempts_per_batch,
+    )
+    return FaultInjector(plan, run_dir.root / "faults.jsonl", pause_s=config.faults.pause_s)
+
+
+def _open_replay(config: Config, ready: _Ready, ledger: Ledger, view: RunView) -> Rollouts:
+    parts = ReplayParts(
+        source=ready.source,
+        ledger=ledger,
+        dynamic_filter=ready.dynamic_filter,
+        hooks=ready.hooks,
+        reward_key=config.reward.reward_key,
+    )
+    return ReplayManager(config.rollout, parts, view.progress)
 
 
 def check_fresh(config: Config, run_dir: RunDir) -> None:
@@ -220,17 +310,6 @@ def check_fresh(config: Config, run_dir: RunDir) -> None:
             expected="an empty run folder",
             fix="choose another run.dir, or set run.resume to true to go on",
         )
-def _open_replay(config: Config, ready: _Ready, ledger: Ledger, view: RunView) -> Rollouts:
-    parts = ReplayParts(
-        source=ready.source,
-        ledger=ledger,
-        dynamic_filter=ready.dynamic_filter,
-        hooks=ready.hooks,
-        reward_key=config.reward.reward_key,
-    )
-    return ReplayManager(config.rollout, parts, view.progress)
-
-
 
 
 @asynccontextmanager
@@ -244,7 +323,10 @@ async def _all_or_first_error() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 def open_prompts(config: Config, policy: Policy, hooks: LoadedHooks, base_dir: Path) -> DataSource:
-    """The source of training prompts: the user's own, or the one that `data` describes."""
+    """The source of training prompts: the user's own, or the one that `data` describes; for
+    offline distillation, that of the recorded answers."""
+    if config.opd.mode == "offline":
+        return open_recorded_source(config, policy)
     context = SourceContext(
         config=config.data,
         tokenizer=policy.tokenizer,

@@ -16,6 +16,7 @@ from rollmill.errors import ConfigError
 from rollmill.loop.run_dir import RunDir
 from rollmill.models import context_length_of, resolve_model
 from rollmill.rollout.evaluate import Evaluator
+from rollmill.rollout.generate import Engines
 from rollmill.rollout.hooks import LoadedHooks
 
 TRAINER = "rollmill.trainer.worker:TorchTrainer"
@@ -63,19 +64,41 @@ def open_policy(config: Config) -> Policy:
     return Policy(folder, tokenizer, length)
 
 
-def open_pool(config: Config, policy: Policy, run_dir: RunDir) -> EnginePool:
-    """The engines, not started yet."""
+def open_pool(config: Config, policy: Policy, run_dir: RunDir, **options: Any) -> EnginePool:
+    """The engines, not started yet; `options` as of `EnginePool`."""
     return EnginePool(
         config.engine,
         model_path=str(policy.folder),
         tokenizer_path=config.model.tokenizer,
         context_length=policy.context_length,
         run_dir=run_dir.root,
+        **options,
+    )
+
+
+def open_pools(
+    config: Config, policy: Policy, run_dir: RunDir, **options: Any
+) -> tuple[EnginePool, EnginePool | None]:
+    """The engines of training and those set aside for evaluation (None: there are none)."""
+    num_apart = config.eval.num_engines
+    if not num_apart:
+        return open_pool(config, policy, run_dir, **options), None
+    engine = config.engine
+    num_left = (len(engine.urls) or engine.num_engines) - num_apart
+    training = {"urls": engine.urls[:num_left], "num_engines": num_left}
+    evaluation = {"urls": engine.urls[num_left:], "num_engines": num_apart, "router": "none"}
+    left, apart = (
+        config.model_copy(update={"engine": engine.model_copy(update=changes)})
+        for changes in (training, evaluation)
+    )
+    return (
+        open_pool(left, policy, run_dir, **options),
+        open_pool(apart, policy, run_dir, **options, first_index=num_left),
     )
 
 
 def open_evaluator(
-    config: Config, policy: Policy, pool: EnginePool, hooks: LoadedHooks, base_dir: Path
+    config: Config, policy: Policy, pool: Engines, hooks: LoadedHooks, base_dir: Path
 ) -> Evaluator:
     """The evaluation sets, read and checked; not started yet."""
     return Evaluator(
@@ -111,5 +134,6 @@ async def start_trainer(
         num_total_steps=config.run.num_steps,
         context_length=policy.context_length,
         base_dir=str(base_dir),
+        opd=config.opd.model_dump(mode="json"),
     )
     return trainer

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rollmill.cluster.ranks import Worker
+from rollmill.errors import CheckpointError
 from rollmill.loop.records import Records
 from rollmill.rollout.batch import Rollouts
 from rollmill.trainer.checkpoint import CheckpointStore
@@ -19,12 +20,25 @@ TRAINER_STATE = "trainer"
 
 
 async def save(store: CheckpointStore, step: int, *, trainer: Worker, rollouts: Rollouts) -> None:
-    """Write the checkpoint of `step`; it exists whole or not at all."""
-    folder = store.begin(step)
-    (folder / TRAINER_STATE).mkdir()
-    await trainer.call("save", path=str(folder / TRAINER_STATE))
-    (folder / ROLLOUT_STATE).write_bytes(msgspec.msgpack.encode(rollouts.state_dict()))
-    await asyncio.to_thread(store.commit, step, {"weight_version": step})
+    """Write the checkpoint of `step`; it exists whole or not at all.
+
+    Raises:
+        CheckpointError: it could not be written (the disk is full, perhaps); nothing is left of it.
+    """
+    try:
+        folder = store.begin(step)
+        (folder / TRAINER_STATE).mkdir()
+        await trainer.call("save", path=str(folder / TRAINER_STATE))
+        (folder / ROLLOUT_STATE).write_bytes(msgspec.msgpack.encode(rollouts.state_dict()))
+        await asyncio.to_thread(store.commit, step, {"weight_version": step})
+    except OSError as error:
+        store.discard(step)
+        raise CheckpointError(
+            "the checkpoint cannot be written", where=f"step {step}", found=str(error)
+        ) from error
+    except CheckpointError:
+        store.discard(step)
+        raise
     logger.info("saved the checkpoint of step %d", step)
 
 

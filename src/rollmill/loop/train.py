@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmill.config import Config
+from rollmill.errors import CheckpointError, WorkerGone
 from rollmill.loop import state
 from rollmill.loop.parts import Parts, open_parts
 from rollmill.loop.run_dir import RunLock
@@ -23,7 +24,6 @@ from rollmill.rollout.batch import RolloutBatch
 from rollmill.sample import flatten
 from rollmill.sample_codec import encode_group
 from rollmill.telemetry.console import RunView
-from rollmill.telemetry.samples import SampleDump
 
 logger = logging.getLogger(__name__)
 
@@ -54,62 +54,91 @@ async def train(
         view: the terminal view.
         stop: when set, the run saves after the step in progress and stops.
 
+    When the trainer's process dies, all parts are started again and the run goes on from its newest
+    checkpoint, as a new process would, at most `run.max_restarts` times without a new step.
+
     Raises:
         RollmillError: something cannot be used as configured, or broke beyond repair.
     """
+    stop = stop or asyncio.Event()
+    num_restarts = furthest = 0
     with RunLock(config.run.dir):
-        async with open_parts(config, base_dir=base_dir, view=view) as parts:
-            return await Loop(parts, stop or asyncio.Event()).run()
+        while True:
+            loop = None
+            try:
+                async with open_parts(config, base_dir=base_dir, view=view) as parts:
+                    loop = Loop(parts, stop)
+                    return await loop.run()
+            except WorkerGone as error:
+                if loop is None:  # it did not even start
+                    raise
+                num_restarts = 0 if loop.step > furthest else num_restarts
+                furthest = max(furthest, loop.step)
+                if num_restarts >= config.run.max_restarts:
+                    raise
+                num_restarts += 1
+                logger.warning("going on from the newest checkpoint: %s", error)
+                view.message(f"{error.what}: going on from the newest checkpoint")
 
 
 class Loop:
-    """Synchronous training, one batch of rollouts per step."""
+    """One batch of rollouts per step: synchronous, ahead of the trainer, or recorded.
+
+    Attributes:
+        step: the last step that is done.
+    """
 
     def __init__(self, parts: Parts, stop: asyncio.Event) -> None:
+        self.step = 0
         self._parts = parts
         self._config = parts.config
         self._stop = stop
-        self._synced_version = -1
         self._saved_step = -1
-        self._evaluated: dict[int, dict[str, float]] = {}
         self._clock: dict[str, float] = {}
-        self._is_offloaded = False
         self._alarm = OutcomeAlarm()
 
     async def run(self) -> TrainResult:
         """From the newest checkpoint (or the start) to the last step, or until told to stop."""
-        step = await self._resume()
-        await self._weights_changed(step)
-        if step == 0 and self._config.eval.at_start:
-            await self._evaluate(step)
-        while step < self._config.run.num_steps and not self._stop.is_set():
-            step += 1
-            await self._step(step)
-            if self._is_due(step, self._config.eval.every):
-                await self._evaluate(step)
-            if self._is_due(step, self._config.run.save_every):
-                await self._save(step)
-        is_finished = step >= self._config.run.num_steps
+        await self._resume()
+        await self._weights_changed(self.step)
+        every = self._config.eval.every
+        if self._is_due(self.step, every) if self.step else self._config.eval.at_start:
+            await self._evaluate(self.step)  # a resume may come before an evaluation had ended
+        while self.step < self._config.run.num_steps and not self._stop.is_set():
+            await self._step(self.step + 1)
+            self.step += 1
+            if self._is_due(self.step, every):
+                await self._evaluate(self.step)
+            if self._is_due(self.step, self._config.run.save_every):
+                await self._save_if_possible(self.step)
+        is_finished = self.step >= self._config.run.num_steps
         if is_finished and self._config.eval.at_end:
-            await self._evaluate(step)
-        await self._save(step)
-        return TrainResult(step, is_finished, self._evaluated.get(step, {}))
+            await self._evaluate(self.step)
+        await self._save(self.step)
+        await self._parts.evaluations.finish()
+        results = self._parts.evaluations.results
+        return TrainResult(self.step, is_finished, results.get(self.step, {}))
 
     async def _step(self, step: int) -> None:
         self._clock = {}
         started = time.monotonic()
+        self._parts.faults.step_began(step)
+        self._parts.evaluations.check()
         batch = await self._rollout(step)
         metrics = await self._learn(step, batch)
         metrics |= await self._weights_changed(step)
         self._clock["time/step_s"] = time.monotonic() - started
-        metrics |= batch.metrics | self._clock
+        metrics |= batch.metrics | self._clock | self._parts.constant_metrics
         self._parts.records.write("train", step, metrics)
         self._parts.view.step_done(step, metrics)
         await self._parts.records.step_done(step)
 
     async def _rollout(self, step: int) -> RolloutBatch:
         with self._timed("rollout", step):
-            batch = await self._parts.rollouts.collect(step=step, version=step - 1)
+            batch = await self._parts.doctor.watch(
+                self._parts.rollouts.collect(step=step, version=step - 1)
+            )
+        batch.metrics["rollout/stalls"] = float(self._parts.doctor.num_stalls)
         for alarm in self._alarm.update(outcomes_of(batch)):
             logger.warning("step %d: %s", step, alarm)
         await asyncio.to_thread(
@@ -122,7 +151,7 @@ class Loop:
         return batch
 
     async def _learn(self, step: int, batch: RolloutBatch) -> dict[str, float]:
-        await self._offload_engines()
+        await self._parts.sync.make_room_for_trainer()
         with self._timed("train", step):
             learned: dict[str, float] = await self._parts.trainer.call(
                 "train",
@@ -130,7 +159,7 @@ class Loop:
                 step=step,
                 reward_key=self._config.reward.reward_key,
                 max_new_tokens=self._config.rollout.sampling.max_new_tokens,
-                temperature=self._config.rollout.sampling.temperature,
+                temperature=self._config.training_temperature,
             )
         self._parts.rollouts.consumed(batch, step)
         if self._parts.records.dumps.is_on:
@@ -138,52 +167,36 @@ class Loop:
             await asyncio.to_thread(self._parts.records.dumps.trained, step, reports)
         return {f"train/{name}": value for name, value in learned.items()}
 
-    async def _sync(self, version: int) -> dict[str, float]:
-        with self._timed("sync", version):
-            if self._is_offloaded:
-                await self._parts.engines.resume_memory(["weights"])
-            metrics = await self._parts.transport.sync(
-                self._parts.trainer, self._parts.engines, version
     async def _weights_changed(self, version: int) -> dict[str, float]:
         """Bring new weights to the engines; replayed answers leave that to the next evaluation."""
         return {} if self._config.rollout.is_replay else await self._sync(version)
 
-            )
-            if self._is_offloaded:
-                await self._parts.engines.resume_memory(["kv_cache"])
-                self._is_offloaded = False
+    async def _sync(self, version: int) -> dict[str, float]:
+        with self._timed("sync", version):
+            metrics = await self._parts.sync.bring(version)
         self._parts.rollouts.weights_changed(version)
         return metrics
 
-    async def _offload_engines(self) -> None:
-        """Free the engines' memory for the trainer, when they share it."""
-        if self._config.engine.offload and not self._is_offloaded and self._config.needs_engines:
-        self._synced_version = version
-            await self._parts.engines.release_memory(["kv_cache", "weights"])
-            self._is_offloaded = True
-
     async def _evaluate(self, step: int) -> None:
-        if not self._config.eval.datasets or step in self._evaluated:
+        if not self._parts.evaluations.is_due(step):
             return
-        with self._timed("eval", step):
-            result = await self._parts.evaluator.run(step)
-        self._evaluated[step] = result.metrics
-        spent = {"time/eval_s": self._clock["time/eval_s"]}
-        self._parts.records.write("eval", step, result.metrics | spent)
-        shown = []
-        if self._synced_version != step:
+        if not self._parts.evaluations.are_apart and self._parts.sync.version != step:
             await self._sync(step)
-        for name, groups in result.groups.items():
-            samples = flatten(groups)
-            shown += samples[: self._config.telemetry.num_printed_samples]
-            await asyncio.to_thread(self._parts.records.dumps.evaluation, name, step, samples)
-        is_edge = step in (0, self._config.run.num_steps)
-        self._parts.view.eval_done(step, result.metrics, shown if is_edge else ())
+        with self._timed("eval", step):
+            await self._parts.evaluations.run(step, self._parts.trainer)
+
+    async def _save_if_possible(self, step: int) -> None:
+        """A checkpoint that cannot be written (a full disk) costs the checkpoint, not the run."""
+        try:
+            await self._save(step)
+        except CheckpointError as error:
+            logger.warning("step %d was not saved: %s", step, error)
+            self._parts.view.message(f"step {step} was not saved: {error.what}")
 
     async def _save(self, step: int) -> None:
         if step == self._saved_step:
             return
-        with self._timed("save", step):
+        with self._timed("save", step), self._parts.faults.saving():
             await state.save(
                 self._parts.checkpoints,
                 step,
@@ -192,7 +205,7 @@ class Loop:
             )
         self._saved_step = step
 
-    async def _resume(self) -> int:
+    async def _resume(self) -> None:
         self._parts.view.phase("looking for a checkpoint")
         step = await state.resume(
             self._parts.checkpoints,
@@ -203,7 +216,8 @@ class Loop:
         if step:
             self._saved_step = step
             self._parts.view.message(f"resumed after step {step} of {self._config.run.num_steps}")
-        return step
+        self._parts.evaluations.remember(self._parts.run_dir.metrics, at_most=step)
+        self.step = step
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0

@@ -68,6 +68,10 @@ class CheckpointStore:
         path.mkdir()
         return path
 
+    def discard(self, step: int) -> None:
+        """Remove what was written since `begin(step)`."""
+        shutil.rmtree(self._unfinished(step), ignore_errors=True)
+
     def commit(self, step: int, info: Mapping[str, Any]) -> Path:
         """Make what was written since `begin(step)` the checkpoint of `step`.
 

@@ -39,16 +39,27 @@ def save_state(
 
     Frozen weights (LoRA's base) are not written: they are in the model's own folder. With several
     ranks every one must call it, and the one that `is_writer` writes.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
     weights = _on_cpu(model_tensors(model))
     moments = _on_cpu({**_optimizer_tensors(model, optimizer), **_random_state()})
     if not is_writer:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / MODEL_FILE)
-    save_file(moments, folder / OPTIMIZER_FILE)
     state = {"format": FORMAT_VERSION, "num_optimizer_steps": num_optimizer_steps}
-    (folder / STATE_FILE).write_text(json.dumps(state, indent=2))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(weights, folder / MODEL_FILE)
+        save_file(moments, folder / OPTIMIZER_FILE)
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=2))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            "the trainer's state cannot be written",
+            where=str(folder),
+            found=str(error),
+            fix="make room on the disk, or lower run.keep_checkpoints",
+        ) from error
 
 
 def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

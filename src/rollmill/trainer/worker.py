@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import LoraConfig, TrainerConfig
 from rollmill.errors import ConfigError, ModelError, TrainerError
 from rollmill.sample import Sample
@@ -27,6 +28,7 @@ from rollmill.trainer.flops import measure_peak
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.lora import BasePolicy, add_adapters
+from rollmill.trainer.placement import Placement
 from rollmill.trainer.policy import Policy
 from rollmill.trainer.ranks import Ranks
 from rollmill.trainer.scoring import score_sequences
@@ -51,6 +53,7 @@ class TorchTrainer:
         num_total_steps: calls of `train` in the whole run, for the learning-rate schedule.
         context_length: most tokens of a sample.
         base_dir: folder that custom functions' files are relative to.
+        opd: `OpdConfig` as plain values; None has no distillation term.
         rank: this process among the trainer's ranks, from 0.
         num_ranks: how many there are. Every call goes to all of them with the same arguments, at
             the same time; all train on their share, rank 0 writes the files, and results are the
@@ -67,6 +70,7 @@ class TorchTrainer:
         num_total_steps: int,
         context_length: int,
         base_dir: str | None = None,
+        opd: dict[str, Any] | None = None,
         rank: int = 0,
         num_ranks: int = 1,
         rendezvous: str | None = None,
@@ -78,7 +82,9 @@ class TorchTrainer:
         torch.manual_seed(seed)
         transformers_logging.disable_progress_bar()
         algorithm = find_algorithm(
-            self._config.algorithm, base_dir=Path(base_dir) if base_dir else None
+            self._config.algorithm,
+            base_dir=Path(base_dir) if base_dir else None,
+            opd=None if opd is None else OpdConfig.model_validate(opd),
         )
         device = _device(self._config, rank)
         self._ranks = Ranks(rank, num_ranks, rendezvous=rendezvous, device=device)
@@ -94,6 +100,7 @@ class TorchTrainer:
             value_model=self._value_model(algorithm, device),
             peak_operations=self._peak(device),
         )
+        self._placement = Placement(self._learner)
         self._writer = WeightWriter(self._policy.model, is_writer=self._ranks.is_first)
 
     def describe(self) -> dict[str, Any]:
@@ -119,6 +126,7 @@ class TorchTrainer:
         temperature: float,
     ) -> dict[str, float]:
         """Train on one batch of encoded groups; the metrics. See `Learner.learn`."""
+        self._placement.onload()
         return self._learner.learn(
             [decode_group(data) for data in groups],
             step=step,
@@ -126,6 +134,15 @@ class TorchTrainer:
             max_new_tokens=max_new_tokens,
             temperature=temperature,
         )
+
+    def offload(self) -> None:
+        """Keep everything in CPU memory until the next `onload` or `train`: for engines that share
+        the device. Weights can still be written and states saved and loaded."""
+        self._placement.offload()
+
+    def onload(self) -> None:
+        """Back to the device."""
+        self._placement.onload()
 
     def sample_reports(self) -> list[dict[str, Any]]:
         """What the last call of `train` measured of each sample, once; see `sample_reports`."""
@@ -142,6 +159,7 @@ class TorchTrainer:
         Returns:
             Per sample, raw float32, one entry per response token.
         """
+        self._placement.onload()
         scores = score_sequences(
             self._policy,
             [_response_sequence(decode_sample(data)) for data in samples],

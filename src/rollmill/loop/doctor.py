@@ -1,0 +1,156 @@
+"""The stall doctor: when nothing finishes for a while, what blocks, and what is done about it.
+
+It watches while the loop waits for rollouts or an evaluation. As long as requests, judgements or
+answers end, however few, nothing is said. When none has ended for `timeout_s`, the diagnosis names
+what has been waited for longest, for which group and at which engine, and the policy acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from rollmill.errors import StallError
+from rollmill.loop.activities import Activities, Activity, Kind
+from rollmill.rollout.tasks import end_all
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+NUM_NAMED = 8
+"""Most blockers that a diagnosis names."""
+REQUEST_GRACE_S = 1.0
+"""From an engine's answer to an abort until the request is back with its tokens."""
+
+
+class Engines(Protocol):
+    """What the doctor needs of the engines; `EnginePool` is one."""
+
+    def describe(self) -> str:
+        """How each engine is."""
+
+    def engine_of(self, rid: str) -> str | None:
+        """Where a request is; None when it waits for an engine."""
+
+    async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> object:
+        """Stop the requests whose id begins with `rid_prefix`."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is found when nothing goes on.
+
+    Attributes:
+        seconds: since anything ended.
+        blockers: what has been waited for at least that long, oldest first.
+        lines: one per blocker, for people, and how the engines are.
+    """
+
+    seconds: float
+    blockers: Sequence[Activity]
+    lines: Sequence[str]
+
+    @property
+    def headline(self) -> str:
+        """One sentence."""
+        return f"no request, judgement or answer has finished for {self.seconds:.0f} s"
+
+
+class StallDoctor:
+    """Watches over waits.
+
+    Args:
+        timeout_s: how long nothing may finish; None never looks.
+        policy: `warn`, `retry` (end what blocks; its sample is tried again) or `stop`.
+        abort_timeout_s: how long an engine may take to end a request.
+        activities: what is waited for.
+        engines: of training.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float | None,
+        policy: Literal["warn", "retry", "stop"],
+        abort_timeout_s: float,
+        activities: Activities,
+        engines: Engines,
+    ) -> None:
+        self.num_stalls = 0
+        self._timeout_s = timeout_s
+        self._policy = policy
+        self._abort_timeout_s = abort_timeout_s
+        self._activities = activities
+        self._engines = engines
+
+    async def watch(self, work: Coroutine[Any, Any, T]) -> T:
+        """The value of `work`, watched while it is waited for.
+
+        Raises:
+            StallError: nothing finished for too long, and the policy is to stop.
+        """
+        if self._timeout_s is None:
+            return await work
+        quiet_since = self._activities.clock()
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                quiet_since = max(quiet_since, self._activities.last_end)
+                left_s = quiet_since + self._timeout_s - self._activities.clock()
+                if left_s <= 0:
+                    await self._treat(self.diagnose(quiet_since))
+                    quiet_since = self._activities.clock()
+                    continue
+                await asyncio.wait({task}, timeout=left_s)
+            return task.result()
+        finally:
+            await end_all([task])
+
+    def diagnose(self, quiet_since: float) -> Diagnosis:
+        """What blocks: requests and judgements first, since a function that waits may just be
+        queueing behind them."""
+        now = self._activities.clock()
+        old = [a for a in self._activities.waiting() if a.started <= quiet_since]
+        blockers = [a for a in old if a.kind is not Kind.ANSWER] or old
+        lines = [self._describe(activity, now) for activity in blockers[:NUM_NAMED]]
+        if len(blockers) > NUM_NAMED:
+            lines.append(f"and {len(blockers) - NUM_NAMED} more")
+        if not blockers:
+            lines.append("nothing known is waited for: a function of your own may hang")
+        lines.append(f"engines: {self._engines.describe()}")
+        return Diagnosis(now - quiet_since, blockers, lines)
+
+    def _describe(self, activity: Activity, now: float) -> str:
+        group = "" if activity.group is None else f"group {activity.group}: "
+        text = f"{group}{activity.kind} {activity.name} for {now - activity.started:.0f} s"
+        if activity.kind is Kind.REQUEST:
+            text += f", at {self._engines.engine_of(activity.name) or 'no engine yet'}"
+        return text
+
+    async def _treat(self, diagnosis: Diagnosis) -> None:
+        self.num_stalls += 1
+        found = "\n    ".join(diagnosis.lines)
+        if self._policy == "stop":
+            raise StallError(
+                diagnosis.headline,
+                where="run.on_stall: stop",
+                expected=f"something within run.stall_timeout_s = {self._timeout_s:g} s",
+                found=found,
+                fix="see the engines' and the trainer's logs; the run goes on from its last "
+                "checkpoint",
+            )
+        logger.warning("%s:\n    %s", diagnosis.headline, found)
+        if self._policy == "retry":
+            await asyncio.gather(*(self._end(activity) for activity in diagnosis.blockers))
+
+    async def _end(self, activity: Activity) -> None:
+        """A request comes back with its tokens when its engine can still say so."""
+        reason = "ended because nothing went on (run.on_stall: retry)"
+        if activity.kind is Kind.REQUEST:
+            await self._engines.abort_all(self._abort_timeout_s, rid_prefix=activity.name)
+            await activity.interrupt(reason, grace_s=REQUEST_GRACE_S)
+        else:
+            await activity.interrupt(reason)

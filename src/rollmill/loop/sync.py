@@ -1,0 +1,59 @@
+"""New weights to the engines; and whose turn it is when engines and trainer share memory.
+
+Colocated (`engine.offload`), a step goes: rollout → free the engines' memory → train → free the
+trainer's memory → engines' weights back → sync → engines' KV cache back → next. At no moment do
+both hold theirs, but for the engines' weights during the sync.
+"""
+
+from __future__ import annotations
+
+from rollmill.cluster.ranks import Worker
+from rollmill.config import Config
+from rollmill.engine.pool import EnginePool
+from rollmill.weights.disk import DiskTransport
+
+
+class WeightSync:
+    """Brings the trainer's weights to the engines.
+
+    Args:
+        config: the whole configuration.
+        trainer: has the weights.
+        engines: get them.
+        transport: the way between them.
+
+    Attributes:
+        version: what the engines serve; -1 before the first sync.
+    """
+
+    def __init__(
+        self, config: Config, *, trainer: Worker, engines: EnginePool, transport: DiskTransport
+    ) -> None:
+        self.version = -1
+        self._is_colocated = config.engine.offload and config.needs_engines
+        self._are_engines_freed = False
+        self._trainer = trainer
+        self._engines = engines
+        self._transport = transport
+
+    async def make_room_for_trainer(self) -> None:
+        """Before training: the engines give up their memory, when they share it."""
+        if not self._is_colocated:
+            return
+        if not self._are_engines_freed:
+            await self._engines.release_memory(["kv_cache", "weights"])
+            self._are_engines_freed = True
+        await self._trainer.call("onload")
+
+    async def bring(self, version: int) -> dict[str, float]:
+        """Have the engines serve the trainer's weights as `version`; the transport's metrics."""
+        if self._is_colocated:
+            await self._trainer.call("offload")
+        if self._are_engines_freed:
+            await self._engines.resume_memory(["weights"])
+        metrics = await self._transport.sync(self._trainer, self._engines, version)
+        if self._are_engines_freed:
+            await self._engines.resume_memory(["kv_cache"])
+            self._are_engines_freed = False
+        self.version = version
+        return metrics
