@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,7 +40,12 @@ def contexts(batch: MicroBatch, plan_input: list[TokenSequence]) -> list[tuple[i
     found = []
     for output in batch.outputs:
         row, position = divmod(int(batch.rows[output]), width)
-        if batch.mask is None or batch.mask.ndim == 2:
+        if batch.boundaries is not None:
+            assert row == 0
+            assert batch.mask is None
+            begin = batch.boundaries[batch.boundaries <= position].max()
+            visible = (np.arange(width) >= begin) & (np.arange(width) <= position)
+        elif batch.mask is None or batch.mask.ndim == 2:
             visible = np.arange(width) <= position
         else:
             visible = batch.mask[row, 0, position]
@@ -50,7 +57,12 @@ def contexts(batch: MicroBatch, plan_input: list[TokenSequence]) -> list[tuple[i
     return found
 
 
-@pytest.mark.parametrize("planner", [plan_padded, plan_trees, plan_packed])
+plan_packed_without_mask = functools.partial(plan_packed, needs_mask=False)
+
+
+@pytest.mark.parametrize(
+    "planner", [plan_padded, plan_trees, plan_packed, plan_packed_without_mask]
+)
 @given(items=st.lists(sequences(), max_size=8), budget=st.integers(1, 40))
 def test_every_wanted_token_is_scored_once_after_exactly_its_own_beginning(
     planner: object, items: list[TokenSequence], budget: int
@@ -109,6 +121,16 @@ def test_shared_answers_choose_trees_and_unrelated_ones_rows() -> None:
     shape = {"width": 16, "layer_parameters": 10_000}
     assert choose_plan(shared, 1000, **shape)[0].mask.ndim == 4
     assert choose_plan(unrelated, 1000, **shape)[0].mask is None
+
+
+def test_a_packed_row_without_mask_is_as_long_as_its_sequences() -> None:
+    items = [sequence([1] * length) for length in (3, 6, 4)]
+    (batch,) = plan_packed(items, 100, needs_mask=False)
+    assert batch.members == (1, 2, 0)
+    assert batch.boundaries is not None
+    assert batch.boundaries.tolist() == [0, 5, 8, 10]
+    assert batch.num_tokens == batch.num_positions == 10
+    assert batch.attention_cells == 15 + 6 + 3
 
 
 def test_rows_of_similar_length_go_together() -> None:

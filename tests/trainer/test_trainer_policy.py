@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from rollmill.trainer.logprobs import Head, chunked_log_probs, log_probs_from_lo
 from rollmill.trainer.policy import Policy
 
 CPU = torch.device("cpu")
+plan_packed_without_mask = functools.partial(plan_packed, needs_mask=False)
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -64,7 +66,9 @@ def gradients(model: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3])
-@pytest.mark.parametrize("planner", [plan_padded, plan_trees, plan_packed])
+@pytest.mark.parametrize(
+    "planner", [plan_padded, plan_trees, plan_packed, plan_packed_without_mask]
+)
 def test_scores_and_gradients_equal_plain_forward_passes(
     make: Any, planner: Any, rng: np.random.Generator
 ) -> None:
@@ -72,6 +76,7 @@ def test_scores_and_gradients_equal_plain_forward_passes(
     policy = Policy(model, device=CPU, chunk_tokens=3)
     assert policy.head is not None
     assert policy.can_use_trees
+    assert not policy.needs_mask
     items = random_sequences(rng)
     weights = {n: torch.from_numpy(rng.normal(size=len(i.targets))) for n, i in enumerate(items)}
     expected = {n: plain_scores(model, item, 0.7) for n, item in enumerate(items)}

@@ -6,8 +6,8 @@ Three layouts give the same log-probs:
 - **tree**: one row per prefix tree. Sequences that begin alike (a prompt and its n answers, or
   answers that agree for a while) share the positions of their common beginning; a position sees
   its ancestors only, through a 4-D mask, and has the position id of its depth.
-- **packed**: rows of several whole sequences end to end, each seeing itself only, through a 4-D
-  mask; next to no padding.
+- **packed**: rows of several whole sequences end to end, each seeing itself only; next to no
+  padding. Attention learns it from boundaries, or else from a 4-D mask.
 
 Invariants: every wanted token is scored exactly once per sequence that wants it, by the position
 of its predecessor in that sequence; a micro-batch holds at most `budget` positions, padding
@@ -67,6 +67,8 @@ class MicroBatch:
         target_ids: int64 [E].
         outputs: int64 [K], for each wanted token of each member in turn, its entry of [E].
         num_tokens: positions that are not padding.
+        boundaries: int64 [S + 1], where the S sequences of the only row (B = 1) begin, and its end,
+            when attention is told so instead of by a mask; else None.
     """
 
     members: tuple[int, ...]
@@ -77,6 +79,7 @@ class MicroBatch:
     target_ids: Ints
     outputs: Ints
     num_tokens: int
+    boundaries: Ints | None = None
 
     @property
     def num_positions(self) -> int:
@@ -85,8 +88,12 @@ class MicroBatch:
 
     @property
     def attention_cells(self) -> int:
-        """B·N², what attention costs."""
-        return int(self.input_ids.size * self.input_ids.shape[1])
+        """Scores per head that attention computes: without a mask, only those it uses."""
+        num_rows, width = self.input_ids.shape
+        if self.mask is not None:
+            return int(num_rows * width**2)
+        lengths = np.full(num_rows, width) if self.boundaries is None else np.diff(self.boundaries)
+        return int((lengths * (lengths + 1) // 2).sum())
 
 
 def plan_padded(sequences: Sequence[TokenSequence], budget: int) -> list[MicroBatch]:
@@ -118,7 +125,11 @@ def plan_trees(sequences: Sequence[TokenSequence], budget: int) -> list[MicroBat
 
 
 def plan_packed(
-    sequences: Sequence[TokenSequence], budget: int, *, row_length: int = PACKED_ROW_LENGTH
+    sequences: Sequence[TokenSequence],
+    budget: int,
+    *,
+    row_length: int = PACKED_ROW_LENGTH,
+    needs_mask: bool = True,
 ) -> list[MicroBatch]:
     """Rows of whole sequences end to end, packed first-fit-decreasing.
 
@@ -127,16 +138,27 @@ def plan_packed(
         budget: most positions per micro-batch.
         row_length: most positions per row; rows grow to the longest sequence where that is more,
             as far as the budget allows.
+        needs_mask: False when boundaries will do: one row per micro-batch, as long as the budget.
     """
     members = [number for number, sequence in enumerate(sequences) if len(sequence.targets)]
     inputs = [sequences[m].tokens[: sequences[m].num_inputs] for m in members]
+    if not needs_mask:
+        return [
+            _forest([row], sequences, needs_mask=False)
+            for row in pack_rows(members, inputs, budget)
+        ]
     longest = max((len(tokens) for tokens in inputs), default=0)
     capacity = min(budget, max(longest, row_length))
     return _forests(pack_rows(members, inputs, capacity), sequences, budget)
 
 
 def choose_plan(
-    sequences: Sequence[TokenSequence], budget: int, *, width: int, layer_parameters: int
+    sequences: Sequence[TokenSequence],
+    budget: int,
+    *,
+    width: int,
+    layer_parameters: int,
+    needs_mask: bool = True,
 ) -> list[MicroBatch]:
     """The cheapest layout, by floating-point operations of one layer.
 
@@ -145,6 +167,7 @@ def choose_plan(
         budget: most positions per micro-batch.
         width: attention width of a layer (heads × head size).
         layer_parameters: weights of one layer that every position is multiplied by.
+        needs_mask: whether packed rows do; see `plan_packed`.
     """
 
     def cost(plan: list[MicroBatch]) -> int:
@@ -152,7 +175,11 @@ def choose_plan(
         attention = sum(batch.attention_cells for batch in plan) * 4 * width
         return linear + attention
 
-    plans = [planner(sequences, budget) for planner in (plan_padded, plan_trees, plan_packed)]
+    plans = [
+        plan_padded(sequences, budget),
+        plan_trees(sequences, budget),
+        plan_packed(sequences, budget, needs_mask=needs_mask),
+    ]
     return min(plans, key=cost)
 
 
@@ -200,18 +227,18 @@ def _forests(
     return [_forest([trees[i] for i in part], sequences) for part in parts]
 
 
-def _forest(trees: list[PrefixTree], sequences: Sequence[TokenSequence]) -> MicroBatch:
+def _forest(
+    trees: list[PrefixTree], sequences: Sequence[TokenSequence], *, needs_mask: bool = True
+) -> MicroBatch:
+    """One row per tree, the largest first; a single packed row when no mask is needed."""
     width = trees[0].size
     shape = (len(trees), width)
     input_ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    mask = np.zeros((len(trees), 1, width, width), np.bool_)
-    mask[:, 0, np.arange(width), np.arange(width)] = True  # padding sees itself, never nothing
     members: list[int] = []
     rows, target_ids = [], []
     for row, tree in enumerate(trees):
         input_ids[row, : tree.size] = tree.tokens
         position_ids[row, : tree.size] = tree.depths
-        mask[row, 0, : tree.size, : tree.size] = tree.visibility()
         for member, path in zip(tree.members, tree.paths, strict=True):
             sequence = sequences[member]
             members.append(member)
@@ -223,9 +250,25 @@ def _forest(trees: list[PrefixTree], sequences: Sequence[TokenSequence]) -> Micr
         members=tuple(members),
         input_ids=input_ids,
         position_ids=position_ids,
-        mask=mask,
+        mask=_visibility(trees) if needs_mask else None,
         rows=unique[0],
         target_ids=unique[1],
         outputs=outputs.reshape(-1),
         num_tokens=sum(tree.size for tree in trees),
+        boundaries=None if needs_mask else _boundaries(trees[0]),
     )
+
+
+def _visibility(trees: list[PrefixTree]) -> Bools:
+    """bool [B, 1, N, N]: what each position sees."""
+    width = trees[0].size
+    mask = np.zeros((len(trees), 1, width, width), np.bool_)
+    mask[:, 0, np.arange(width), np.arange(width)] = True  # padding sees itself, never nothing
+    for row, tree in enumerate(trees):
+        mask[row, 0, : tree.size, : tree.size] = tree.visibility()
+    return mask
+
+
+def _boundaries(row: PrefixTree) -> Ints:
+    """int64 [S + 1] of a packed row."""
+    return np.cumsum([0, *(len(path) for path in row.paths)])

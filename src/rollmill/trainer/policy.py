@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from rollmill.trainer import attention
 from rollmill.trainer.layout import (
     MicroBatch,
     TokenSequence,
@@ -30,6 +31,8 @@ from rollmill.trainer.layout import (
 from rollmill.trainer.logprobs import Head, chunked_log_probs, log_probs_from_logits
 
 logger = logging.getLogger(__name__)
+
+Planner = Callable[[Sequence[TokenSequence]], list[MicroBatch]]
 
 PROBE_TOLERANCE = 1e-3
 """Largest difference of log-probs at which two ways of computing them count as the same."""
@@ -66,6 +69,7 @@ class Policy:
         self._root: Any = _Root(self.model, self._score)
         self.head = self._find_head()
         self.can_use_trees = layout != "padded" and self._trees_agree()
+        self.needs_mask = not (self.can_use_trees and self._packing_agrees())
 
     @property
     def vocab_size(self) -> int:
@@ -89,9 +93,15 @@ class Policy:
         if self._layout == "tree":
             return plan_trees(sequences, budget)
         if self._layout == "packed":
-            return plan_packed(sequences, budget)
+            return plan_packed(sequences, budget, needs_mask=self.needs_mask)
         width, layer_parameters = _layer_shape(self.model)
-        return choose_plan(sequences, budget, width=width, layer_parameters=layer_parameters)
+        return choose_plan(
+            sequences,
+            budget,
+            width=width,
+            layer_parameters=layer_parameters,
+            needs_mask=self.needs_mask,
+        )
 
     def log_probs(self, batch: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [K] of the wanted tokens of the members, in their order."""
@@ -135,9 +145,17 @@ class Policy:
             return module(
                 input_ids=self._tensor(batch.input_ids),
                 position_ids=self._tensor(batch.position_ids),
-                attention_mask=None if batch.mask is None else self._mask(batch.mask),
                 use_cache=False,
+                **self._visibility(batch),
             )
+
+    def _visibility(self, batch: MicroBatch) -> dict[str, Any]:
+        """The arguments of the forward pass that say who sees whom."""
+        if batch.boundaries is not None:
+            return attention.packed_arguments(
+                batch.boundaries, device=self.device, dtype=self.compute_dtype
+            )
+        return {"attention_mask": None if batch.mask is None else self._mask(batch.mask)}
 
     def _mask(self, mask: np.ndarray[Any, Any]) -> Tensor:
         if mask.ndim == 2:
@@ -190,19 +208,30 @@ class Policy:
         """Whether every layer attends to everything before it, and a small tree gives the same."""
         if not _has_full_attention(self.model.config):
             return False
+        return self._agrees_with_rows(lambda probes: plan_trees(probes, 64))
+
+    def _packing_agrees(self) -> bool:
+        """Let the model attend within boundaries, if it then gives the same."""
+        if not attention.install(self.model):
+            return False
+        if self._agrees_with_rows(lambda probes: plan_packed(probes, 64, needs_mask=False)):
+            return True
+        attention.uninstall(self.model)
+        return False
+
+    def _agrees_with_rows(self, planner: Planner) -> bool:
+        """Whether two short sequences that begin alike score as in padded rows."""
         first = _probe_sequence(self.vocab_size)
         other = first.tokens.copy()
         other[5:] = (other[5:] + 1) % self.vocab_size
         sequences = [first, TokenSequence(other, first.targets)]
-        with torch.no_grad():
-            (tree,) = plan_trees(sequences, 64)
-            (rows,) = plan_padded(sequences, 64)
-            tree_scores, _ = self.log_probs(tree, temperature=1.0)
-            row_scores, _ = self.log_probs(rows, temperature=1.0)
         each = len(first.targets)
-        by_member = dict(zip(tree.members, tree_scores.view(2, each), strict=True))
-        expected = dict(zip(rows.members, row_scores.view(2, each), strict=True))
-        gap = max(_largest_gap(by_member[member], expected[member]) for member in (0, 1))
+        scores: list[dict[int, Tensor]] = []
+        with torch.no_grad():
+            for (batch,) in (planner(sequences), plan_padded(sequences, 64)):
+                both, _ = self.log_probs(batch, temperature=1.0)
+                scores.append(dict(zip(batch.members, both.view(2, each), strict=True)))
+        gap = max(_largest_gap(scores[0][member], scores[1][member]) for member in (0, 1))
         return gap <= self._tolerance()
 
     def _tolerance(self) -> float:
@@ -238,7 +267,7 @@ def _largest_gap(first: Tensor, second: Tensor) -> float:
 
 
 def _has_full_attention(config: Any) -> bool:
-    if getattr(config, "_attn_implementation", None) not in ("sdpa", "eager"):
+    if getattr(config, "_attn_implementation", None) not in ("sdpa", "eager", attention.NAME):
         return False
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
