@@ -28,6 +28,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+distill_app = typer.Typer(
+    help="Distillation from recorded answers.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(distill_app, name="distill")
+
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 Overrides = Annotated[
     list[str] | None,
@@ -265,6 +270,30 @@ def replay(
 
     _quiet_libraries()
     replay_run(run, step, overrides or [])
+
+
+@distill_app.command(name="prepare")
+def distill_prepare(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Record the student's answers with the teacher's view of them, for `opd.mode: offline`.
+
+    Answers the prompts of `data` with the model of CONFIG, scores them with `opd.teacher` and with
+    the student itself, and writes them to `opd.data`. Goes on where it was stopped.
+    """
+    from rollmill.config.load import load_config
+    from rollmill.distill.view import PrepareView
+    from rollmill.loop.distill import prepare_answers
+
+    _quiet_libraries()
+    settings = load_config(config, overrides or [])
+    with PrepareView() as view:
+        manifest = _run(
+            prepare_answers(settings, base_dir=config.resolve().parent, on_progress=view.show)
+        )
+    typer.echo(f"wrote {len(manifest.shards)} shards to {settings.opd.data}")
+    for phase, seconds in manifest.seconds.items():
+        typer.echo(f"  {phase:<9} {seconds:8.1f} s")
+    typer.echo(f"  {manifest.generated_tokens} tokens generated and scored")
+    typer.echo(f"next: rollmill train {config} with opd.mode: offline")
 
 
 def _run(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> Any:

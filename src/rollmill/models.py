@@ -29,6 +29,30 @@ def context_length_of(folder: Path) -> int | None:
     return int(length) if length else None
 
 
+def vocab_size_of(folder: Path) -> int:
+    """Rows of the model's embedding: every token id is below this.
+
+    Raises:
+        ModelError: the model's config does not say.
+    """
+    config = _read_config(folder)
+    size = {**config, **config.get("text_config", {})}.get("vocab_size")
+    if not size:
+        raise _bad_config(folder, "no vocab_size in it")
+    return int(size)
+
+
+def end_ids_of(folder: Path) -> list[int]:
+    """Token ids with which the model ends an answer, from its generation config, or its config."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file():
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if ids is not None:
+                return list(ids) if isinstance(ids, list) else [int(ids)]
+    return []
+
+
 def resolve_model(path: str, *, needs_tokenizer: bool = True) -> Path:
     """The checked model folder that `path` stands for.
 

@@ -169,7 +169,10 @@ def test_greedy_answers_are_refused(rng: np.random.Generator) -> None:
 
 
 def test_distillation_needs_a_teacher_log_prob_per_token(rng: np.random.Generator) -> None:
-    how = learner(algorithm={"opd_coef": 1.0, "advantage": "none", "loss": "policy_gradient"})
+    how = learner(
+        algorithm={"advantage": "none", "loss": "policy_gradient"},
+        opd={"mode": "live", "teacher": {"path": "unused here"}},
+    )
     group = make_group(0, [None, None], rng=rng)
     with pytest.raises(TrainerError, match="teacher's log-probs"):
         how.learn([group], **ARGUMENTS)

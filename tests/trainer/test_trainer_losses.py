@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import ConfigError
 from rollmill.trainer.corrections import importance_weights, off_policy_mask
@@ -231,8 +232,8 @@ def test_distillation_takes_the_clipped_reverse_kl_off_the_advantage() -> None:
     # log π = −1.5; teacher −1.0 and −6.5: gaps −0.5 and 5 (clipped to 2).
     # A = 1 − 0.5·(−0.5) = 1.25 and 1 − 0.5·2 = 0; the gradient is −A.
     tokens = batch(vector(0, 0), vector(1, 1), teacher_log_probs=vector(-1.0, -6.5))
-    config = AlgorithmConfig(opd_coef=0.5, opd_clip=2.0, loss="policy_gradient")
-    result = objective(tokens, config, policy_gradient)
+    opd = OpdConfig(coef=0.5, clip=2.0)
+    result = objective(tokens, AlgorithmConfig(loss="policy_gradient"), policy_gradient, opd)
     assert gradient(tokens, result.losses) == pytest.approx([-1.25, 0])
     assert result.streams["teacher_kl"].tolist() == pytest.approx([-0.5, 5])
     assert result.streams["teacher_clipped"].tolist() == [0, 1]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.trainer.algorithm import find_algorithm
@@ -105,6 +106,7 @@ def learner(
     **changes: Any,
 ) -> Learner:
     section = changes.pop("algorithm", {})
+    opd = OpdConfig.model_validate(changes.pop("opd", {}))
     config = TrainerConfig(
         algorithm=AlgorithmConfig.model_validate(section),
         optimizer=OptimizerConfig(lr=1e-2, grad_clip=1e9),
@@ -124,7 +126,7 @@ def learner(
             layout=config.layout,
         )
 
-    algorithm = find_algorithm(config.algorithm)
+    algorithm = find_algorithm(config.algorithm, opd=opd)
     return Learner(
         policy(seed, Policy),
         config,

@@ -62,10 +62,6 @@ class AlgorithmConfig(Section):
     off_policy_mask_delta: float | None = Field(None, gt=0)
     """Off-policy sequence masking: sequences with negative advantage whose mean log-ratio to
     the old policy is below -delta leave the loss; null is off."""
-    opd_coef: float = Field(0.0, ge=0)
-    """On-policy distillation: weight of log p_student - log p_teacher, taken off the advantage."""
-    opd_clip: float | None = Field(None, gt=0)
-    """On-policy distillation: bound of |log p_student - log p_teacher|; null is off."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmConfig:

@@ -20,7 +20,7 @@ from rollmill.engine.balance import Balancer
 from rollmill.engine.client import EngineClient
 from rollmill.engine.errors import EngineLost, EngineTimeout, EngineUnreachable, WrongVersion
 from rollmill.engine.flights import Flights
-from rollmill.engine.types import GenerateResult
+from rollmill.engine.types import FinishReason, GenerateResult
 from rollmill.engine.weight_state import WeightState
 from rollmill.sample import IntArray, int_array
 
@@ -39,7 +39,7 @@ class AbortReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One request to the pool; fields as of `EnginePool.generate`."""
+    """One request to the pool; fields as of `EnginePool.generate`, and `EnginePool.score`."""
 
     rid: str
     input_ids: npt.ArrayLike
@@ -47,6 +47,7 @@ class Request:
     session_id: str | None
     return_routed_experts: bool
     limit: str | None
+    score_from: int | None = None
 
     def cost(self, token_ids: IntArray) -> int:
         """Tokens of context plus the most that may be written."""
@@ -185,14 +186,17 @@ class Dispatcher:
         self, lane: Lane, request: Request, token_ids: IntArray, cost: int
     ) -> GenerateResult:
         oldest = self._weights.version
-        work = lane.client.generate(
-            request.rid,
-            token_ids,
-            request.sampling,
-            session_id=request.session_id,
-            return_routed_experts=request.return_routed_experts,
-            oldest_version=oldest,
-        )
+        if request.score_from is not None:
+            work = _scored(lane.client, token_ids, request.score_from)
+        else:
+            work = lane.client.generate(
+                request.rid,
+                token_ids,
+                request.sampling,
+                session_id=request.session_id,
+                return_routed_experts=request.return_routed_experts,
+                oldest_version=oldest,
+            )
         result = await lane.flights.carry(request.rid, cost, work)
         where = f"request {request.rid} on {lane.client.url}"
         self._weights.check(result, oldest, where=where)
@@ -224,3 +228,9 @@ class Dispatcher:
 
     def _phases(self) -> str:
         return "; ".join(lane.describe() for lane in self._lanes)
+
+
+async def _scored(client: EngineClient, token_ids: IntArray, start: int) -> GenerateResult:
+    """The log-probs of given tokens, in the shape of an answer that wrote them."""
+    log_probs = await client.score(token_ids, start)
+    return GenerateResult(token_ids[start:], log_probs, (), FinishReason.STOP)

@@ -26,6 +26,7 @@ from rollmill.engine.admission import Admission
 from rollmill.engine.client import EngineClient, MemoryTag, PauseMode
 from rollmill.engine.control import Control
 from rollmill.engine.dispatch import AbortReport, Dispatcher, Lane, Request
+from rollmill.engine.errors import EngineLost
 from rollmill.engine.http import new_session
 from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
@@ -34,6 +35,7 @@ from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_state import WeightState
 from rollmill.errors import first_error
+from rollmill.sample import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -266,6 +268,36 @@ class EnginePool:
         """
         request = Request(rid, input_ids, sampling, session_id, return_routed_experts, limit)
         return await self._dispatcher.generate(request)
+
+    async def score(
+        self,
+        rid: str,
+        input_ids: npt.ArrayLike,
+        start: int,
+        *,
+        session_id: str | None = None,
+        limit: str | None = None,
+    ) -> FloatArray:
+        """Log-probs (float32, natural log, at temperature 1) of given tokens; nothing is written.
+
+        The input must be shorter than the engine's context. Weight versions are not checked.
+
+        Args:
+            rid: unique among requests in flight.
+            input_ids: token ids, context included.
+            start: the first position that is scored, 1 or more.
+            session_id: as for `generate`.
+            limit: as for `generate`.
+
+        Raises:
+            EngineCallError: no engine could answer, or the request was aborted.
+        """
+        sampling = {"max_new_tokens": 0}
+        request = Request(rid, input_ids, sampling, session_id, False, limit, score_from=start)
+        result = await self._dispatcher.generate(request)
+        if result.is_aborted:
+            raise EngineLost("the request was aborted before an engine saw it", where=rid)
+        return result.log_probs
 
     async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> AbortReport:
         """Stop every request that was submitted before this call, waiting ones included.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import ConfigError, HookError
 from rollmill.hooks import HookSignature, load_hook
@@ -35,11 +36,12 @@ LOSS_HOOK = HookSignature(("tokens: TokenBatch", "config: AlgorithmConfig"), "To
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The two replaceable parts, ready to call."""
+    """The two replaceable parts, ready to call, and the distillation term when there is one."""
 
     config: AlgorithmConfig
     estimator: Estimator
     loss: LossFunction
+    opd: OpdConfig | None = None
 
     @property
     def needs_reward(self) -> bool:
@@ -54,7 +56,7 @@ class Algorithm:
     @property
     def is_zero_without_advantage(self) -> bool:
         """Whether samples whose advantages are all 0 need no forward pass."""
-        return is_zero_without_advantage(self.config)
+        return is_zero_without_advantage(self.config, self.opd)
 
     def advantages(self, inputs: AdvantageInput) -> list[npt.NDArray[Any]]:
         """One checked vector per sample.
@@ -77,12 +79,15 @@ class Algorithm:
         return advantages
 
 
-def find_algorithm(config: AlgorithmConfig, *, base_dir: Path | None = None) -> Algorithm:
+def find_algorithm(
+    config: AlgorithmConfig, *, base_dir: Path | None = None, opd: OpdConfig | None = None
+) -> Algorithm:
     """The algorithm that `config` names.
 
     Args:
         config: the algorithm section.
         base_dir: folder that `file.py:function` is relative to.
+        opd: the `opd` section; None, or a mode of `off`, leaves the term out.
 
     Raises:
         ConfigError: an unknown name; the nearest known one is suggested.
@@ -96,7 +101,7 @@ def find_algorithm(config: AlgorithmConfig, *, base_dir: Path | None = None) -> 
     loss = LOSSES.get(config.loss)
     if loss is None:
         loss = _from_hook(config.loss, "trainer.algorithm.loss", LOSS_HOOK, LOSSES, where)
-    return Algorithm(config, estimator, loss)
+    return Algorithm(config, estimator, loss, opd if opd is not None and opd.is_on else None)
 
 
 def _from_hook(

@@ -70,16 +70,3 @@ def off_policy_mask(tokens: TokenBatch, delta: float) -> Tensor:
         advantage = tokens.sequence_means(tokens.advantages)
         leaves = (advantage < 0) & (drift > delta)
         return (~leaves)[tokens.sequences].to(tokens.log_probs.dtype)
-
-
-def distilled_advantages(tokens: TokenBatch, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """Advantages with the on-policy distillation term, and the reverse KL terms; both [T].
-
-    A_t − coef · clip(log π(a_t) − log π_teacher(a_t), ±opd_clip), with the current policy
-    detached.
-    """
-    if tokens.teacher_log_probs is None:
-        raise ValueError("on-policy distillation needs the teacher's log-probs")
-    gaps = tokens.log_probs.detach() - tokens.teacher_log_probs
-    bounded = gaps if config.opd_clip is None else gaps.clamp(-config.opd_clip, config.opd_clip)
-    return tokens.advantages - config.opd_coef * bounded, gaps

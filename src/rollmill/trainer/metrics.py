@@ -100,6 +100,8 @@ def token_metrics(
             metrics[STREAM_NAMES[stream]] = float(values.mean())
     old = scored["old_log_probs"]
     metrics |= _ratio_metrics(scored, old)
+    if "opd_weight" in scored:
+        metrics |= _distillation_metrics(scored["opd_weight"])
     metrics |= _mismatch_metrics(old - rollout_log_probs[is_scored].astype(np.float64))
     weights = scored["importance_weight"]
     metrics["mismatch/weight_mean"] = float(weights.mean())
@@ -116,6 +118,15 @@ def _ratio_metrics(scored: Mapping[str, Values], old: Values) -> dict[str, float
     drift = scored["log_probs"] - old
     metrics["policy/old_kl"] = float((np.exp(drift) - 1 - drift).mean())
     return metrics
+
+
+def _distillation_metrics(weights: Values) -> dict[str, float]:
+    """w = π / π_sampled over all scored tokens of the step: mean, spread, effective share."""
+    return {
+        "opd/importance_mean": float(weights.mean()),
+        "opd/importance_std": float(weights.std()),
+        "opd/importance_ess": float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())),
+    }
 
 
 def _mismatch_metrics(gaps: Values) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The whole objective of a batch of tokens: policy loss, corrections, KL and entropy, per token.
 
-`objective` only combines what `losses`, `corrections` and `kl` define. It returns per-token
-streams; the caller multiplies `losses` by the weights of the whole step (`aggregation`) and adds
-them up, and averages the streams into metrics.
+`objective` only combines what `losses`, `corrections`, `distillation` and `kl` define. It returns
+per-token streams; the caller multiplies `losses` by the weights of the whole step (`aggregation`)
+and adds them up, and averages the streams into metrics.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import HookError
-from rollmill.trainer.corrections import distilled_advantages, importance_weights, off_policy_mask
+from rollmill.trainer.corrections import importance_weights, off_policy_mask
+from rollmill.trainer.distillation import distilled
 from rollmill.trainer.kl import kl_divergence
 from rollmill.trainer.losses import SCALES_WITH_ADVANTAGE, LossFunction, TokenBatch, TokenLosses
 
 
 def objective(
-    tokens: TokenBatch, config: AlgorithmConfig, policy_loss: LossFunction
+    tokens: TokenBatch,
+    config: AlgorithmConfig,
+    policy_loss: LossFunction,
+    opd: OpdConfig | None = None,
 ) -> TokenLosses:
     """Per-token total loss of `tokens`, and the detached streams it was made of.
 
@@ -30,14 +35,13 @@ def objective(
         tokens: trainable tokens of whole samples.
         config: the algorithm section.
         policy_loss: the loss that `config.loss` names.
+        opd: the distillation term; None has none.
     """
     streams: dict[str, Tensor] = {}
-    if config.opd_coef:
-        advantages, gaps = distilled_advantages(tokens, config)
-        tokens = replace(tokens, advantages=advantages)
-        streams["teacher_kl"] = gaps
-        if config.opd_clip is not None:
-            streams["teacher_clipped"] = (gaps.abs() > config.opd_clip).to(gaps.dtype)
+    if opd is not None:
+        taught = distilled(tokens, opd)
+        tokens = replace(tokens, advantages=taught.advantages)
+        streams |= taught.streams
     policy = policy_loss(tokens, config)
     if policy.losses.shape != tokens.log_probs.shape:
         raise HookError(
@@ -80,9 +84,9 @@ def _extra_terms(
     return extra
 
 
-def is_zero_without_advantage(config: AlgorithmConfig) -> bool:
+def is_zero_without_advantage(config: AlgorithmConfig, opd: OpdConfig | None = None) -> bool:
     """Whether a sample whose advantages are all 0 has no gradient: it needs no forward pass."""
     has_other_terms = bool(
-        config.opd_coef or config.entropy_coef or (config.kl_coef and config.kl_placement == "loss")
+        config.entropy_coef or (config.kl_coef and config.kl_placement == "loss")
     )
-    return config.loss in SCALES_WITH_ADVANTAGE and not has_other_terms
+    return config.loss in SCALES_WITH_ADVANTAGE and not has_other_terms and opd is None

@@ -97,7 +97,8 @@ def replay(
         changed_groups: other samples for the other settings (another filter); None takes `groups`.
         changed_reward_key: which reward part the other settings train on; None is the same.
         arguments: `step`, `reward_key`, `max_new_tokens`, `temperature` as in `TorchTrainer.train`,
-            `num_total_steps` and `context_length` as in its constructor, and optionally `seed`.
+            `num_total_steps` and `context_length` as in its constructor, and optionally `seed` and
+            `opd`.
     """
     first, first_update = _take_step(groups, recorded, model_path, state, arguments)
     other = groups if changed_groups is None else changed_groups
@@ -123,6 +124,7 @@ def _take_step(
         config=config.model_dump(mode="json"),
         model_path=model_path,
         seed=rest.pop("seed", 0),
+        opd=rest.pop("opd", None),
         num_total_steps=rest.pop("num_total_steps"),
         context_length=rest.pop("context_length"),
     )

@@ -82,7 +82,7 @@ class BatchUpdate:
             advantages=self.advantages,
             old_log_probs=self.old,
             reference_log_probs=self.reference,
-            teacher_log_probs=teacher_log_probs(self.batch) if self.config.opd_coef else None,
+            teacher_log_probs=teacher_log_probs(self.batch) if self.learner.algorithm.opd else None,
         )
         reports = [
             self._optimizer_step(attempts, number, constant_length)
@@ -292,7 +292,8 @@ class BatchUpdate:
         else:  # an idle forward pass: the same objective, of no weight
             tokens = self._constants.idle_tokens(log_probs, entropies)
             step_weights = torch.zeros_like(log_probs)
-        result = objective(tokens, self.config, self.learner.algorithm.loss)
+        algorithm = self.learner.algorithm
+        result = objective(tokens, self.config, algorithm.loss, algorithm.opd)
         torch.autograd.backward((result.losses * step_weights).sum())
         measured = {
             **result.streams,

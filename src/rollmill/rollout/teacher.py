@@ -1,0 +1,79 @@
+"""Teachers: what they think of each token that the student wrote.
+
+A teacher sees the prompt and the student's own answer as one input and writes nothing. Its log-prob
+of response token i is the one at position P + i of the whole sequence, given everything before it;
+the client checks that the ids that come back are those that were sent.
+
+Invariant: after `score`, the sample has one teacher log-prob per response token, the loss mask
+notwithstanding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy.typing as npt
+
+from rollmill.errors import RolloutError
+from rollmill.sample import FloatArray, Sample, float_array
+
+TEACHER_KEY = "teacher"
+"""Metadata of a row: the name of its teacher."""
+
+
+class Scorer(Protocol):
+    """What a teacher's engines must do: `EnginePool` does."""
+
+    async def score(
+        self, rid: str, input_ids: npt.ArrayLike, start: int, *, session_id: str | None = None
+    ) -> FloatArray:
+        """Log-probs of the given tokens from position `start` on, at temperature 1."""
+
+
+class Teachers:
+    """Scores samples with the teacher that each one's row names.
+
+    Args:
+        scorers: by name; `""` is the teacher of rows that name none.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        self._scorers = dict(scorers)
+        self._numbers = itertools.count()
+
+    def name_for(self, sample: Sample) -> str:
+        """Which teacher a sample has.
+
+        Raises:
+            RolloutError: its row names one that is not configured, or none and there is no default.
+        """
+        name = sample.metadata.get(TEACHER_KEY, "")
+        if isinstance(name, str) and name in self._scorers:
+            return name
+        raise RolloutError(
+            f"no teacher for a row whose metadata.{TEACHER_KEY} is {name!r}",
+            where=f"sample {sample.index}",
+            expected=", ".join(map(repr, self._scorers)),
+            fix="name one of opd.teachers in the row, or set opd.teacher for rows that name none",
+        )
+
+    async def score(self, sample: Sample) -> None:
+        """Set the sample's `teacher_log_probs`.
+
+        Raises:
+            RolloutError: the sample's row names no known teacher.
+            EngineCallError: the teacher's engines failed or answered nonsense.
+        """
+        name = self.name_for(sample)
+        start = len(sample.prompt_tokens)
+        if sample.response_length == 0:
+            sample.teacher_log_probs = float_array([])
+            return
+        sample.teacher_log_probs = await self._scorers[name].score(
+            f"teacher/{sample.index}/{next(self._numbers)}",
+            sample.tokens,
+            start,
+            session_id=f"teacher/{sample.group_index}",
+        )
