@@ -56,6 +56,10 @@ def make_hostile_run(root: Path) -> Path:
         }
     rows[1]["prompt_json"] = '[{"role": "user", "content": "\\ud83d alone"}, 7, null]'
     pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
+    path = root / "dropped" / "step_000001.parquet"
+    table = pq.read_table(path)
+    rows = [row | {"decision": SCRIPTS[2], "reason": SCRIPTS[1]} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
     with (root / "metrics.jsonl").open("a", encoding="utf-8") as file:
         record = {"step": 2, "kind": "train", "time": 1.79e9, f"reward/part/{SCRIPTS[0]}": 1.0}
         file.write(json.dumps(record) + "\n{torn")

@@ -21,7 +21,8 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rollmill.data.ledger import Ledger, State
-from rollmill.sample import EngineCounters, Sample, Segment, Status
+from rollmill.sample import EngineCounters, Group, Sample, Segment, Status
+from rollmill.telemetry.dropped import Dropped, DroppedDump
 from rollmill.telemetry.samples import SampleDump
 from rollmill.telemetry.timeline import Timeline
 from rollmill.telemetry.trained import TrainedDump, TrainedSample
@@ -181,6 +182,8 @@ class _Maker:
         self.timeline.step_done(step)
         self.now = start + rollout + train + sync
         SampleDump(self.root / "samples").write(step, samples)
+        dropped = Dropped(Group(first + shape.num_groups, groups[-1]), "rejected", "no spread")
+        DroppedDump(self.root / "dropped", 64).write(step, [dropped])
         TrainedDump(self.root / "trained").write(step, [self._trained(s, kept) for s in samples])
         self._log(
             "train",
@@ -276,6 +279,7 @@ class _Maker:
             "rollout/wasted_tokens": lost,
             "rollout/wasted_tokens/rejected": lost,
             "rollout/tokens_per_second": 2100 + 90 * float(noise[0]),
+            "rollout/length_bias": 0.97,
             "rollout/staleness_mean": 0.2 + 0.05 * float(noise[1]),
             "rollout/staleness_max": 1.0,
             "train/policy/entropy": 0.35 + 0.9 * (1 - self.skill(step)) + 0.02 * float(noise[2]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,12 @@ from support.tiny_run import rollmill, write_tiny_run
 
 pytestmark = pytest.mark.timeout(240)
 WAIT_S = 30
+DROP_SOME = '''"""Every third group is turned down."""
+
+
+def drop_some(group):
+    return group.group_index % 3 != 2, "an odd group"
+'''
 
 
 class Page:
@@ -312,18 +319,38 @@ def test_the_ledger_balances_as_the_file_does(look: Callable[..., Page], made_ru
     page.wait(f"{history}?.tBodies[0].rows.length === arguments[0]", events)
 
 
+def test_the_ledger_leads_to_answers_that_were_rejected(
+    look: Callable[..., Page], made_run: Path
+) -> None:
+    page = look(made_run)
+    page.open("ledger?run=0&group=26")
+    page.wait("document.querySelector('[data-fact=\"length bias\"]')")
+    assert "3.0 % shorter" in page.text("[data-fact='length bias']")
+    page.run("document.querySelector('a[href*=dropped]').click()")
+    page.wait("location.hash.includes('kind=dropped')")
+    page.wait("document.querySelector('[data-decision=rejected]')")
+    assert page.text("[data-fact=filter]") == "rejected: no spread"
+    assert page.run("document.querySelectorAll('.row').length") == 4
+    page.open("samples?run=0&kind=dropped&step=3&group=5")
+    page.wait("document.body.innerText.includes('group 5 were not kept')")
+
+
 def test_a_run_that_was_really_trained_is_shown(look: Callable[..., Page], tmp_path: Path) -> None:
     """Engine, rewards, trainer and ledger wrote this one; only the model is tiny."""
     config = write_tiny_run(
         tmp_path,
         run__num_steps=2,
         rollout__batch_size=4,
+        rollout__filters={"dynamic": "drop.py:drop_some"},
+        reward={"type": "random"},
         eval__datasets=[],
         telemetry__console=False,
     )
+    (tmp_path / "drop.py").write_text(DROP_SOME)
     done = rollmill("train", config)
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
+    shutil.rmtree(tmp_path / "model")
+    run = (tmp_path / "run").rename(tmp_path / "moved")
     page = look(run)
     last = [r for r in records(run) if r["kind"] == "train"][-1]
     assert page.text("[data-tile=step] .tile-value") == "2 of 2"
@@ -336,6 +363,10 @@ def test_a_run_that_was_really_trained_is_shown(look: Callable[..., Page], tmp_p
         "[...document.querySelectorAll('.segment [data-at]:not(.special)')].map(s => s.textContent)"
     )
     assert "".join(texts).replace("⏎\n", "\n") == row["response"]
+    assert not page.run("document.querySelector('[data-mode=gap]').disabled")
+    page.open("samples?run=0&kind=dropped&step=1")
+    page.wait("document.querySelector('[data-decision=rejected]')")
+    assert page.text("[data-fact=filter]") == "rejected: an odd group"
     page.open("timeline?run=0&step=2")
     assert page.text("[data-tile=Step] .tile-value")
     assert "groups" in page.text("main table")

@@ -33,7 +33,7 @@ def span(start: float, end: float) -> Span:
 
 def test_a_step_lists_what_its_file_holds(made_run: Path) -> None:
     files = SampleFiles(made_run)
-    assert files.kinds() == ["train", "held_out"]
+    assert files.kinds() == ["train", "dropped", "held_out"]
     assert files.steps("train") == list(range(1, 13))
     assert files.steps("held_out") == [0, 5, 10, 12]
     table = pq.read_table(made_run / "samples" / "step_000003.parquet").to_pylist()
@@ -49,6 +49,25 @@ def test_a_step_lists_what_its_file_holds(made_run: Path) -> None:
         )
         for t in table
     ]
+
+
+def test_dropped_samples_are_listed_with_the_reason(made_run: Path, tmp_path: Path) -> None:
+    rows = SampleFiles(made_run).rows("dropped", 3)
+    assert [(row.group, row.attempt) for row in rows] == [(26, k) for k in range(4)]
+    assert {(row.decision, row.reason) for row in rows} == {("rejected", "no spread")}
+    assert {row.decision for row in SampleFiles(made_run).rows("train", 3)} == {""}
+    (tmp_path / "samples").mkdir()
+    assert SampleFiles(tmp_path).kinds() == ["train"], "a run that dropped nothing has no such kind"
+
+
+def test_an_evaluation_set_may_have_the_name_of_another_kind(tmp_path: Path) -> None:
+    for name in ("train", "dropped"):
+        (tmp_path / "eval" / name).mkdir(parents=True)
+        (tmp_path / "eval" / name / "step_000004.parquet").touch()
+    files = SampleFiles(tmp_path)
+    assert files.kinds() == ["train", "eval/dropped", "eval/train"]
+    assert files.steps("train") == []
+    assert files.steps("eval/train") == files.steps("eval/dropped") == [4]
 
 
 def test_a_row_is_read_from_its_own_row_group(made_run: Path, tmp_path: Path) -> None:

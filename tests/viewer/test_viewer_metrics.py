@@ -158,6 +158,7 @@ def test_tokens_are_summed_over_the_steps(tmp_path: Path) -> None:
     report = token_report(MetricsIndex(path))
     assert report == {
         "generated": 200,
+        "kept": 0,
         "trained": 140,
         "skipped": 20,
         "wasted": 40,

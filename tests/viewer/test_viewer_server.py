@@ -30,6 +30,8 @@ PATHS = (
     "api/runs/0/steps",
     "api/runs/0/rows?step=1",
     "api/runs/0/rows?kind=held_out&step=0",
+    "api/runs/0/rows?kind=dropped&step=1",
+    "api/runs/0/sample?kind=dropped&step=1&row=0",
     "api/runs/0/sample?step=1&row=0",
     "api/runs/0/group?step=1&group=0",
     "api/runs/0/search?text=a&min_reward=0",
@@ -248,6 +250,13 @@ def test_samples_tell_tokens_figures_and_what_became_of_them(
     assert page["ledger"]["state"] == "consumed"
     assert page["ledger"]["step"] == 2
     assert page["advantage"] is not None
+    with serve(made_run) as address:
+        dropped = json.loads(ask(address, "api/runs/0/sample?kind=dropped&step=2&row=0")[2])
+        told = json.loads(ask(address, "api/runs/0/ledger")[2])
+    assert (dropped["decision"], dropped["reason"]) == ("rejected", "no spread")
+    assert dropped["ledger"]["state"] == "rejected"
+    assert dropped["advantage"] is None
+    assert told["length_bias"] == 0.97
     gaps = [
         abs(t - e)
         for t, e in zip(tokens["trainer_log_probs"], tokens["log_probs"], strict=True)

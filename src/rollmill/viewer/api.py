@@ -25,10 +25,11 @@ from rollmill import __version__
 from rollmill.viewer.downsample import Curve
 from rollmill.viewer.errors import NotInRun
 from rollmill.viewer.runs import Run
+from rollmill.viewer.sample_files import FOLDERS, TRAIN
 from rollmill.viewer.sample_page import sample_page
 from rollmill.viewer.search import Query, search
 from rollmill.viewer.trained_files import read_trained
-from rollmill.viewer.waste import token_report
+from rollmill.viewer.waste import LENGTH_BIAS, token_report
 
 logger = logging.getLogger(__name__)
 MAX_POINTS = 4000
@@ -163,7 +164,7 @@ def sample(run: Run, params: Params) -> Any:
     kind, step, row = params.text("kind", "train"), params.whole("step"), params.whole("row")
     first = max(0, params.maybe_whole("first") or 0)
     (page,) = _sample_pages(run, kind, step, [row], first_token=first)
-    return page | {"ledger": _ledger_entry(run, page["group"]) if kind == "train" else None}
+    return page | {"ledger": _ledger_entry(run, page["group"]) if kind in FOLDERS else None}
 
 
 def group(run: Run, params: Params) -> Any:
@@ -190,7 +191,10 @@ def search_samples(run: Run, params: Params) -> Any:
 
 def ledger(run: Run, _: Params) -> Any:
     """Where every prompt is, and the tokens that were wasted."""
-    return run.ledger.summary() | {"tokens": token_report(run.metrics)}
+    return run.ledger.summary() | {
+        "tokens": token_report(run.metrics),
+        "length_bias": run.metrics.headline().latest.get(LENGTH_BIAS),
+    }
 
 
 def ledger_groups(run: Run, params: Params) -> Any:
@@ -214,7 +218,7 @@ def _sample_pages(
 ) -> list[dict[str, Any]]:
     entries = run.samples.read(kind, step, rows)
     indices = [entry["index"] for entry in entries]
-    trained = read_trained(run.root, step, indices) if kind == "train" else {}
+    trained = read_trained(run.root, step, indices) if kind == TRAIN else {}
     return [
         sample_page(
             entry,

@@ -23,6 +23,9 @@ from rollmill.viewer.errors import NotInRun
 from rollmill.viewer.texts import PREVIEW, clean, parse_json, preview, prompt_preview
 
 TRAIN = "train"
+DROPPED = "dropped"
+FOLDERS = {TRAIN: "samples", DROPPED: "dropped"}
+"""Kinds of samples that are no evaluation set, and where they lie."""
 FILE_NAME = re.compile(r"step_(\d+)\.parquet")
 LIGHT_COLUMNS = (
     "index",
@@ -35,6 +38,8 @@ LIGHT_COLUMNS = (
     "in_loss",
     "prompt_json",
     "response",
+    "decision",
+    "reason",
 )
 HEAVY_COLUMNS = ("multimodal_inputs", "routed_experts")
 MAX_INDEX_ROWS = 200_000
@@ -59,6 +64,8 @@ class SampleRow:
         length: response tokens.
         prompt: beginning of the prompt's last message.
         response: beginning of the response.
+        decision: `rejected` or `failed` for a sample that was dropped, else empty.
+        reason: why it was dropped.
     """
 
     row: int
@@ -72,6 +79,8 @@ class SampleRow:
     length: int
     prompt: str
     response: str
+    decision: str = ""
+    reason: str = ""
 
 
 class SampleFiles:
@@ -89,10 +98,9 @@ class SampleFiles:
         self._row_groups: SizedCache[pa.Table] = SizedCache(MAX_GROUP_BYTES)
 
     def kinds(self) -> list[str]:
-        """`train`, then the names of the evaluation sets that have files."""
-        folder = self._root / "eval"
-        names = sorted(e.name for e in os.scandir(folder) if e.is_dir()) if folder.is_dir() else []
-        return [TRAIN, *names]
+        """`train`, `dropped` when there are such files, then the evaluation sets that have some."""
+        dropped = [DROPPED] if (self._root / FOLDERS[DROPPED]).is_dir() else []
+        return [TRAIN, *dropped, *sorted(self._eval_folders())]
 
     def steps(self, kind: str) -> list[int]:
         """Steps with a file, ascending."""
@@ -122,11 +130,18 @@ class SampleFiles:
             return [self._read_row(path, file, row) for row in rows]
 
     def _folder(self, kind: str) -> Path:
-        if kind == TRAIN:
-            return self._root / "samples"
-        if kind not in self.kinds():
+        if kind in FOLDERS:
+            return self._root / FOLDERS[kind]
+        folder = self._eval_folders().get(kind)
+        if folder is None:
             raise NotInRun(f"there is no evaluation set {kind!r}")
-        return self._root / "eval" / kind
+        return folder
+
+    def _eval_folders(self) -> dict[str, Path]:
+        """Evaluation sets by kind; one with the name of another kind is told apart."""
+        folder = self._root / "eval"
+        names = [e.name for e in os.scandir(folder) if e.is_dir()] if folder.is_dir() else []
+        return {f"eval/{name}" if name in FOLDERS else name: folder / name for name in names}
 
     def _path(self, kind: str, step: int) -> Path:
         path = self._folder(kind) / f"step_{step:06d}.parquet"
@@ -159,6 +174,8 @@ class SampleFiles:
             length=sum(segment["length"] for segment in entry["segments"]),
             prompt=prompt_preview(entry.get("prompt_json")),
             response=preview(entry.get("response") or ""),
+            decision=entry.get("decision") or "",
+            reason=preview(entry.get("reason") or ""),
         )
 
     def _reward(self, entry: Mapping[str, Any]) -> float | None:

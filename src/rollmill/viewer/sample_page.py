@@ -46,6 +46,8 @@ def sample_page(
         "outcome": safe_name(entry.get("reward_outcome")),
         "detail": clean(entry.get("reward_detail") or "", 10_000),
         "in_loss": entry.get("in_loss", True),
+        "decision": safe_name(entry.get("decision")),
+        "reason": clean(entry.get("reason") or "", 10_000),
         "advantage": _finite((trained or {}).get("advantage")),
         "prompt": messages(entry.get("prompt_json")),
         "label": pretty(entry.get("label_json")),
@@ -97,7 +99,7 @@ def token_page(
         "texts": texts.texts,
         "special": texts.special,
         "log_probs": _values(entry.get("rollout_log_probs"), window),
-        "trainer_log_probs": _values(trained.get("trainer_log_probs"), window),
+        "trainer_log_probs": _values(_if_any(trained.get("trainer_log_probs")), window),
         "teacher_log_probs": _values(entry.get("teacher_log_probs"), window),
         "prompt": {
             "total": len(entry.get("prompt_tokens") or ()),
@@ -120,6 +122,12 @@ def reward_parts(entry: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _values(values: Sequence[float] | None, window: slice) -> list[float | None] | None:
     return None if values is None else [_finite(value) for value in values[window]]
+
+
+def _if_any(values: Sequence[float] | None) -> Sequence[float] | None:
+    """The values, or None when not one of them is a number."""
+    is_known = values is not None and any(_finite(value) is not None for value in values)
+    return values if is_known else None
 
 
 def _finite(value: Any) -> float | None:

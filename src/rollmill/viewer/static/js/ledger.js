@@ -13,6 +13,8 @@ const MEANINGS = {
   rejected: ["turned down by a filter", 1],
   failed: ["could not be completed", 3],
 };
+/** Which samples a group's answers are among, by the state it ended in. */
+const KINDS = { consumed: "train", rejected: "dropped", failed: "dropped" };
 const WASTE = {
   retried: "of attempts that were tried again",
   aborted: "of answers that were aborted and not kept",
@@ -67,7 +69,7 @@ export class Ledger {
     this.#looking.stop();
   }
 
-  #draw({ states, issued, reasons, lengths, tokens, undone_events: undone }) {
+  #draw({ states, issued, reasons, lengths, tokens, length_bias: bias, undone_events: undone }) {
     fill(this.#summary, h("div", { class: "ledger" },
       h("section", { class: "card is-wide", "aria-label": "Prompts by state" },
         h("div", { class: "card-head" }, h("h2", {}, "Where every prompt is"),
@@ -78,7 +80,7 @@ export class Ledger {
         h("div", { class: "card-head" }, h("h2", {}, "Where the tokens went")), h("div", { class: "card-body" }, tokenTable(tokens))),
       h("section", { class: "card", "aria-label": "Length bias" },
         h("div", { class: "card-head" }, h("h2", {}, "Are long answers dropped?"), h("span", { class: "muted small" }, "tokens per group")),
-        h("div", { class: "card-body" }, lengthChart(lengths))),
+        h("div", { class: "card-body" }, lengthChart(lengths), biasLesson(bias))),
       reasons.length ? h("section", { class: "card is-wide", "aria-label": "Reasons" },
         h("div", { class: "card-head" }, h("h2", {}, "Why groups were not trained on")), h("div", { class: "card-body table-scroll" }, reasonTable(reasons))) : null));
   }
@@ -151,6 +153,7 @@ function tokenTable(tokens) {
   const reasons = Object.entries(tokens.wasted_by_reason);
   if (reasons.length) for (const [reason, count] of reasons) rows.push([reason, count, WASTE[reason] || "", reason === "failed" ? 3 : 1]);
   else rows.push(["thrown away", tokens.wasted, "aborted, retried, rejected or too old", 1]);
+  if (tokens.kept > 0) rows.push(["not used yet", tokens.kept, "unfinished or finished, kept for a later step, or out of the loss", 4]);
   const used = rows.slice(1).filter(([, count]) => count);
   return [
     stack(used.map(([, count, , colour]) => [count, colour])),
@@ -182,6 +185,15 @@ function lengthChart({ bins, bin_width: width, mean, count }) {
   ];
 }
 
+/** Whether batches that take what is there hold shorter answers than were asked for. */
+function biasLesson(bias) {
+  if (bias === null || bias === undefined) return null;
+  const size = share(Math.abs(1 - bias));
+  const words = Math.abs(1 - bias) < 0.005 ? "as long as" : `${size} ${bias < 1 ? "shorter" : "longer"} than`;
+  return h("p", { class: "lesson", "data-fact": "length bias" },
+    `Answers that were trained on are ${words} those that were asked for, so far (rollout/length_bias ${figure(bias)}).`);
+}
+
 function reasonTable(reasons) {
   return h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "state"), h("th", {}, "reason"), h("th", { class: "number" }, "groups"), h("th", { class: "number" }, "tokens"))),
     h("tbody", {}, reasons.map((entry) => h("tr", {}, h("td", {}, stateTag(entry.state)), h("td", {}, visible(entry.reason) || "no reason given"), h("td", { class: "number" }, figure(entry.groups)), h("td", { class: "number" }, figure(entry.tokens))))));
@@ -196,6 +208,6 @@ function historyTable(events) {
 }
 
 function samplesOf(run, group, events) {
-  const trained = events.filter((event) => event.state === "consumed" && !event.undone).at(-1);
-  return trained ? formatRoute("samples", { run, kind: "train", step: trained.step, group }) : null;
+  const last = events.filter((event) => KINDS[event.state] && !event.undone).at(-1);
+  return last ? formatRoute("samples", { run, kind: KINDS[last.state], step: last.step, group }) : null;
 }

@@ -81,7 +81,7 @@ export class SampleDetail {
   addTokens(page) {
     const sample = this.#sample;
     for (const name of ["ids", "texts", "special", "log_probs", "trainer_log_probs", "teacher_log_probs"]) {
-      if (sample.tokens[name]) sample.tokens[name].push(...page[name]);
+      if (sample.tokens[name] && page[name]) sample.tokens[name].push(...page[name]);
     }
   }
 
@@ -90,7 +90,8 @@ export class SampleDetail {
       h("div", { class: "sample-head" },
         h("button", { class: "button back", type: "button", onclick: () => this.#handlers.back() }, "‹ list"),
         h("h2", {}, `Sample ${sample.index}`), rewardTag(sample.reward, scale), statusTag(sample),
-        sample.in_loss ? null : h("span", { class: "tag warn" }, "not in the loss"),
+        sample.decision ? h("span", { class: "tag warn", "data-decision": sample.decision }, sample.decision)
+          : sample.in_loss ? null : h("span", { class: "tag warn" }, "not in the loss"),
         h("span", { class: "muted" }, place),
         h("div", { class: "toolbar" },
           siblings.length > 1 ? h("button", { class: "button", type: "button", title: "g", "data-action": "group", onclick: () => this.#handlers.group() }, `side by side (${siblings.length})`) : null)),
@@ -202,6 +203,7 @@ function judgement(sample) {
 
 /** What became of the sample's group, in words. */
 function decision(sample) {
+  if (sample.decision) return sample.reason ? `${sample.decision}: ${visible(sample.reason)}` : sample.decision;
   const entry = sample.ledger;
   const reason = entry?.reason ? `: ${entry.reason}` : "";
   const group = { consumed: `kept, trained at step ${entry?.step}`, rejected: `rejected${reason}`, failed: `failed${reason}`, ready: "finished, not trained on yet" }[entry?.state];

@@ -52,7 +52,7 @@ export class SampleList {
   setSteps(kinds, kind, step) {
     const names = kinds.map((entry) => entry.name);
     if (names.join() !== this.kind.dataset.names) {
-      fill(this.kind, names.map((name) => h("option", { value: name }, name === "train" ? "training" : `eval: ${name}`)));
+      fill(this.kind, names.map((name) => h("option", { value: name }, kindWords(name))));
       this.kind.dataset.names = names.join();
     }
     this.kind.value = kind;
@@ -154,7 +154,8 @@ export class SampleList {
         h("span", {}, `group ${row.group} · ${row.attempt + 1}`), h("span", {}, `${figure(row.length)} tokens`),
         row.status === "completed" ? null : h("span", {}, row.status),
         row.outcome && row.outcome !== "value" ? h("span", {}, row.outcome) : null,
-        row.in_loss ? null : h("span", {}, "not in the loss")));
+        row.in_loss || row.decision ? null : h("span", {}, "not in the loss"),
+        row.decision ? h("span", { class: "row-decision" }, `${row.decision}${row.reason ? `: ${visible(row.reason)}` : ""}`) : null));
   }
 
   #edges(bin) {
@@ -184,6 +185,11 @@ export class SampleList {
       })),
       h("div", { class: "spread-scale" }, h("span", {}, figure(low)), h("span", {}, "reward"), h("span", {}, figure(high))));
   }
+}
+
+/** What a kind of samples is called. */
+export function kindWords(kind) {
+  return { train: "trained on", dropped: "rejected or failed" }[kind] ?? `eval: ${kind}`;
 }
 
 /** A reward as a tag; green at the top of the scale, red at the bottom. */

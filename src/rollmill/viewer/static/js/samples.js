@@ -4,7 +4,7 @@ import { get, Latest } from "./api.js";
 import { fill, h } from "./dom.js";
 import { go, wholeOf } from "./route.js";
 import { SampleDetail } from "./sample_detail.js";
-import { SampleList } from "./sample_list.js";
+import { kindWords, SampleList } from "./sample_list.js";
 import { hideTip } from "./tokens.js";
 
 export class Samples {
@@ -103,6 +103,10 @@ export class Samples {
     const ofGroup = this.#rows.find((other) => other.group === wholeOf(values.group))?.row;
     const row = wholeOf(values.row) ?? ofGroup ?? (isWide ? this.#list.visibleRows()[0]?.row : null) ?? null;
     this.#frame.classList.toggle("has-sample", row !== null);
+    if (ofGroup === undefined && wholeOf(values.group) !== null && wholeOf(values.row) === null && this.#rows.length) {
+      this.#frame.classList.remove("has-sample");
+      return this.#detail.clear(`The answers of group ${values.group} were not kept.`);
+    }
     if (row === null) return this.#rows.length ? this.#detail.clear() : undefined;
     this.#list.mark(step, row);
     const key = [run, kind, step, row, values.view].join();
@@ -136,7 +140,8 @@ export class Samples {
 
   #placeText() {
     const { kind, step } = this.#place;
-    return kind === "train" ? `step ${step}` : `${kind}, after step ${step}`;
+    if (kind === "train") return `step ${step}`;
+    return kind === "dropped" ? `step ${step}, not trained on` : `${kindWords(kind)}, after step ${step}`;
   }
 
   async #moreTokens(first) {

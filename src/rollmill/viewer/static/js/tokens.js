@@ -9,7 +9,7 @@ export const MODES = [
   { id: "logprob", label: "log-prob" },
   { id: "mask", label: "mask" },
   { id: "version", label: "version" },
-  { id: "gap", label: "trainer − engine", needs: "trainer_log_probs", missing: "the run recorded no trainer log-probs" },
+  { id: "gap", label: "trainer − engine", needs: "trainer_log_probs", missing: "the trainer did not score this answer: an advantage of 0 needs no forward pass" },
   { id: "teacher", label: "teacher − engine", needs: "teacher_log_probs", missing: "the run has no teacher" },
   { id: "none", label: "plain" },
 ];
