@@ -1,6 +1,6 @@
 """Running programs that nobody has read: answers to coding tasks.
 
-`launcher.py` is the trusted program inside: alone (it imports nothing of ours, so that it starts
+`inside/` is the trusted program inside: alone (it imports nothing else of ours, so that it starts
 quickly and shows the program nothing), it isolates itself and runs one forked process per test.
 `run.py` starts it and reads what comes back. Expected outputs never go inside.
 

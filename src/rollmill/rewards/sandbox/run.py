@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-LAUNCHER = Path(__file__).with_name("launcher.py")
+_START = "import sys; sys.path[:0] = sys.argv[1:]; import inside; del sys.path[0]; inside.main()"
 GRACE_S = 1.0
 """Time that starting and ending the sandbox may take beside the tests."""
 _ENVIRONMENT = {
@@ -77,7 +77,7 @@ def run_tests(
     A test is `{stdin}`, `{function, arguments}` or `{code, token}`.
 
     Raises:
-        SandboxError: this machine does not allow the isolation, or the launcher failed.
+        SandboxError: this machine does not allow the isolation, or the program inside failed.
     """
     with tempfile.TemporaryDirectory(
         prefix="rollmill-sandbox-", ignore_cleanup_errors=True
@@ -112,7 +112,7 @@ def run_tests(
 
 
 def _launch(request: bytes, timeout_s: float, root: str) -> dict[str, Any]:
-    command = [sys.executable, "-I", "-S", "-B", str(LAUNCHER)]
+    command = [sys.executable, "-I", "-S", "-B", "-c", _START, str(Path(__file__).parent)]
     try:
         done = subprocess.run(
             command,
@@ -130,10 +130,10 @@ def _launch(request: bytes, timeout_s: float, root: str) -> dict[str, Any]:
     except ValueError as error:
         told = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise SandboxError(
-            f"the launcher ended with {done.returncode}: {told[-1] if told else 'no message'}"
+            f"the program inside ended with {done.returncode}: {told[-1] if told else 'no message'}"
         ) from error
     if not isinstance(answer, dict):
-        raise SandboxError("the launcher's answer is malformed")
+        raise SandboxError("the program inside's answer is malformed")
     return answer
 
 
