@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -84,9 +84,9 @@ class Activities:
         return sorted(inner, key=lambda activity: activity.started)
 
     async def run(
-        self, kind: Kind, name: str, work: Coroutine[Any, Any, T], *, group: int | None = None
+        self, kind: Kind, name: str, work: Callable[[], Awaitable[T]], *, group: int | None = None
     ) -> T:
-        """The value of `work`, registered while it runs.
+        """The value of `work()`, registered while it runs.
 
         Raises:
             StallError: it was interrupted.
@@ -115,12 +115,12 @@ class Activities:
             raise outcome.error
         return outcome
 
-    async def _inside(self, activity: Activity, work: Coroutine[Any, Any, T]) -> T | _Exit:
+    async def _inside(self, activity: Activity, work: Callable[[], Awaitable[T]]) -> T | _Exit:
         """Run `work` as a part of `activity`. A SystemExit must not leave a task: it would end the
         whole event loop."""
         _around.set(activity)
         try:
-            return await work
+            return await work()
         except SystemExit as error:
             return _Exit(error)
 

@@ -94,26 +94,32 @@ class StallDoctor:
         """
         if self._timeout_s is None:
             return await work
-        quiet_since = self._activities.clock()
+        treated = self._activities.clock()
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                quiet_since = max(quiet_since, self._activities.last_end)
+                quiet_since = self._quiet_since(treated)
                 left_s = quiet_since + self._timeout_s - self._activities.clock()
-                if left_s <= 0:
-                    await self._treat(self.diagnose(quiet_since))
-                    quiet_since = self._activities.clock()
-                    continue
-                await asyncio.wait({task}, timeout=left_s)
+                if left_s > 0:
+                    await asyncio.wait({task}, timeout=left_s)
+                else:
+                    await self._treat(self.diagnose(self._timeout_s))
+                    treated = self._activities.clock()
             return task.result()
         finally:
             await end_all([task])
 
-    def diagnose(self, quiet_since: float) -> Diagnosis:
-        """What blocks: requests and judgements first, since a function that waits may just be
-        queueing behind them."""
+    def _quiet_since(self, treated: float) -> float:
+        """When the silence began: the last end, or the start of what has been waited for since."""
+        waiting = self._activities.waiting()
+        oldest = waiting[0].started if waiting else treated
+        return max(self._activities.last_end, oldest, treated)
+
+    def diagnose(self, timeout_s: float) -> Diagnosis:
+        """What has been waited for that long: requests and judgements first, since a function that
+        waits may just be queueing behind them."""
         now = self._activities.clock()
-        old = [a for a in self._activities.waiting() if a.started <= quiet_since]
+        old = [a for a in self._activities.waiting() if now - a.started >= timeout_s]
         blockers = [a for a in old if a.kind is not Kind.ANSWER] or old
         lines = [self._describe(activity, now) for activity in blockers[:NUM_NAMED]]
         if len(blockers) > NUM_NAMED:
@@ -121,7 +127,7 @@ class StallDoctor:
         if not blockers:
             lines.append("nothing known is waited for: a function of your own may hang")
         lines.append(f"engines: {self._engines.describe()}")
-        return Diagnosis(now - quiet_since, blockers, lines)
+        return Diagnosis(now - self._activities.last_end, blockers, lines)
 
     def _describe(self, activity: Activity, now: float) -> str:
         group = "" if activity.group is None else f"group {activity.group}: "

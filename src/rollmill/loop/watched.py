@@ -32,8 +32,11 @@ class WatchedEngines:
         session_id: str | None = None,
     ) -> GenerateResult:
         """One engine call."""
-        call = self._engines.generate(rid, input_ids, sampling, session_id=session_id)
-        return await self._activities.run(Kind.REQUEST, rid, call)
+        return await self._activities.run(
+            Kind.REQUEST,
+            rid,
+            lambda: self._engines.generate(rid, input_ids, sampling, session_id=session_id),
+        )
 
     async def abort_all(self, deadline_s: float) -> object:
         """Stop every request on every engine."""
@@ -52,7 +55,7 @@ class WatchedGrader:
         return await self._activities.run(
             Kind.REWARD,
             f"of sample {sample.index}",
-            self._grader.judge(sample),
+            lambda: self._grader.judge(sample),
             group=sample.group_index,
         )
 
@@ -62,7 +65,7 @@ class WatchedGrader:
         return await self._activities.run(
             Kind.REWARD,
             f"of group {group}",
-            self._grader.judge_group(samples),
+            lambda: self._grader.judge_group(samples),
             group=group,
         )
 
@@ -73,8 +76,9 @@ def watched(runner: GroupRunner, activities: Activities) -> GroupRunner:
     def wrap(generate: Generate) -> Generate:
         async def registered(sample: Sample, context: GenerateContext) -> Sample | list[Sample]:
             name = f"of sample {sample.index} (attempt {sample.attempt})"
-            work = generate(sample, context)
-            return await activities.run(Kind.ANSWER, name, work, group=sample.group_index)
+            return await activities.run(
+                Kind.ANSWER, name, lambda: generate(sample, context), group=sample.group_index
+            )
 
         return registered
 
