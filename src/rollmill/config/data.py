@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rollmill.config.base import Section
+from rollmill.config.sft import SftConfig
 
 
 class DatasetConfig(Section):
@@ -46,6 +47,8 @@ class DatasetConfig(Section):
     """`stop`: a bad row ends start-up with file and line. `skip`: it is left out and counted."""
     max_rows: int | None = Field(None, ge=1)
     """Read only the first rows (of each path, when paths have mixing weights)."""
+    sft: SftConfig | None = None
+    """Rows hold the answers to learn (SFT), with `rollout.source: replay`; null for prompts."""
 
     @model_validator(mode="after")
     def _one_source(self) -> DatasetConfig:
@@ -63,6 +66,26 @@ class DatasetConfig(Section):
                     raise ValueError(
                         f"path: expected a mixing weight above 0 for {name}, found {weight}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _recorded_answers(self) -> DatasetConfig:
+        if self.sft is None:
+            return self
+        if self.reasoning_gym is not None:
+            raise ValueError("sft: a reasoning-gym task has no recorded answers: give `path`")
+        if self.max_prompt_tokens is not None:
+            raise ValueError(
+                "max_prompt_tokens: expected null with sft (sft.max_tokens bounds the whole), "
+                f"found {self.max_prompt_tokens}"
+            )
+        if self.sft.response_key is None and not self.apply_chat_template:
+            raise ValueError(
+                "sft: conversations need apply_chat_template: true; for rows of plain text give "
+                "sft.response_key"
+            )
+        if self.chat_template_kwargs.get("continue_final_message"):
+            raise ValueError("sft: the rows end with answers, so there is none to continue")
         return self
 
     @model_validator(mode="after")

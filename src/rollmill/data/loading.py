@@ -114,7 +114,7 @@ def load_dataset(
     renderer = PromptRenderer(config, tokenizer)
     parts = tuple(
         Part(name, _PartReader(name, config, renderer, tally).usable(raw), weight)
-        for name, raw, weight in _raw_parts(config, base_dir or Path(), seed)
+        for name, raw, weight in raw_parts(config, base_dir or Path(), seed)
     )
     _report(tally)
     return Dataset(parts, tally.num_bad, len(tally.too_long), tally.max_prompt_tokens)
@@ -125,7 +125,7 @@ def _prompt_limit(config: DatasetConfig, context_length: int | None) -> int | No
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _raw_parts(
+def raw_parts(
     config: DatasetConfig, base_dir: Path, seed: int
 ) -> Iterator[tuple[str, Iterator[RawRow], float]]:
     """Name, raw rows (`max_rows` applied) and mixing weight of each part."""
@@ -164,7 +164,7 @@ class _PartReader:
         if not rows:
             num_read, too_long = self._tally.num_read - num_read, self._tally.too_long[num_long:]
             raise _nothing_usable(self._name, self._tally, num_read, too_long)
-        _check_named_keys(self._name, self._keys, self._fields_seen)
+        check_named_keys(self._name, self._keys, self._fields_seen)
         return tuple(rows)
 
     def _usable_chunk(self, chunk: list[RawRow]) -> Iterator[PromptRow]:
@@ -200,11 +200,11 @@ class _PartReader:
 
     def _refuse(self, where: str, reason: BadRowError) -> None:
         if self._keys.bad_rows == "stop":
-            raise _bad_row(where, reason) from reason
+            raise bad_row_error(where, reason) from reason
         self._tally.skip_bad(where, reason)
 
 
-def _check_named_keys(name: str, keys: DatasetConfig, fields_seen: set[str]) -> None:
+def check_named_keys(name: str, keys: DatasetConfig, fields_seen: set[str]) -> None:
     """Optional fields may be absent, but not one that the user went to the trouble of naming."""
     for option in ("metadata_key", "tools_key", "images_key"):
         key = getattr(keys, option)
@@ -218,7 +218,8 @@ def _check_named_keys(name: str, keys: DatasetConfig, fields_seen: set[str]) -> 
             )
 
 
-def _bad_row(where: str, reason: BadRowError) -> DataError:
+def bad_row_error(where: str, reason: BadRowError) -> DataError:
+    """A row that cannot be used, as an error that stops start-up."""
     return DataError(
         "a row of the data cannot be used",
         where=where,

@@ -1,10 +1,11 @@
-"""The way in: a configuration becomes a prompt source."""
+"""The way in: a configuration becomes a source of prompts, or of recorded answers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rollmill.config.data import DatasetConfig
+from rollmill.data.demonstrations import DemonstrationSource, load_demonstrations
 from rollmill.data.loading import load_dataset
 from rollmill.data.source import BufferPolicy, PromptSource, oldest_first
 from rollmill.data.template import Tokenizer
@@ -20,7 +21,7 @@ def open_source(
     base_dir: Path,
     buffer_policy: BufferPolicy | None = None,
 ) -> PromptSource:
-    """Read the data set and stand before its first prompt.
+    """Read the data set and stand before its first prompt (with its answer, given `data.sft`).
 
     Args:
         config: the `data` section.
@@ -33,8 +34,13 @@ def open_source(
         buffer_policy: which unfinished groups come back first; None is oldest first.
 
     Raises:
-        DataError: the data cannot be used; see `load_dataset`.
+        DataError: the data cannot be used; see `load_dataset` and `load_demonstrations`.
     """
+    if config.sft is not None:
+        recorded = load_demonstrations(
+            config, tokenizer=tokenizer, context_length=context_length, base_dir=base_dir
+        )
+        return DemonstrationSource(recorded, tokenizer, seed=seed, shuffle=config.shuffle)
     dataset = load_dataset(
         config, tokenizer=tokenizer, context_length=context_length, base_dir=base_dir, seed=seed
     )

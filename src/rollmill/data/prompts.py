@@ -60,13 +60,14 @@ def read_prompt(record: dict[str, Any], config: DatasetConfig) -> RowFields:
     return RowFields(
         prompt=_prompt(record, config),
         label=_label(record, config.label_key),
-        metadata=_metadata(record, config.metadata_key),
-        tools=_tools(record, config.tools_key),
+        metadata=read_metadata(record, config.metadata_key),
+        tools=read_tools(record, config.tools_key),
         images=_images(record, config.images_key),
     )
 
 
-def _required(record: dict[str, Any], key: str, option: str) -> Any:
+def required_field(record: dict[str, Any], key: str, option: str) -> Any:
+    """A field of a row; BadRowError names the fields there are."""
     if key in record:
         return record[key]
     names = ", ".join(record) or "none"
@@ -74,7 +75,7 @@ def _required(record: dict[str, Any], key: str, option: str) -> Any:
 
 
 def _prompt(record: dict[str, Any], config: DatasetConfig) -> Prompt:
-    value = _required(record, config.prompt_key, "data.prompt_key")
+    value = required_field(record, config.prompt_key, "data.prompt_key")
     if isinstance(value, str):
         if not value.strip():
             raise BadRowError("the prompt is empty")
@@ -91,7 +92,7 @@ def _prompt(record: dict[str, Any], config: DatasetConfig) -> Prompt:
 def _messages(value: list[Any], config: DatasetConfig) -> list[dict[str, Any]]:
     if not value:
         raise BadRowError("the prompt is an empty list of messages")
-    messages = [_message(entry, number) for number, entry in enumerate(value, start=1)]
+    messages = [read_message(entry, number) for number, entry in enumerate(value, start=1)]
     continues = config.chat_template_kwargs.get("continue_final_message", False)
     if messages[-1]["role"] == "assistant" and not continues:
         raise BadRowError(
@@ -101,7 +102,8 @@ def _messages(value: list[Any], config: DatasetConfig) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(entry: Any, number: int) -> dict[str, Any]:
+def read_message(entry: Any, number: int) -> dict[str, Any]:
+    """One chat message, checked; `number` (from 1) is for the BadRowError."""
     if not isinstance(entry, dict) or not isinstance(entry.get("role"), str):
         raise BadRowError(f"message {number} is not an object with a role and content")
     content = entry.get("content")
@@ -115,15 +117,16 @@ def _label(record: dict[str, Any], key: str | None) -> Any:
     if key is None:
         return None
     try:
-        return _json_value(_required(record, key, "data.label_key"), "the label")
+        return _json_value(required_field(record, key, "data.label_key"), "the label")
     except BadRowError as error:
         if key in record:
             raise
         raise BadRowError(f"{error}; set label_key: null when there are no labels") from error
 
 
-def _metadata(record: dict[str, Any], key: str | None) -> dict[str, Any]:
-    value = _from_json_text(record.get(key) if key else None, "metadata")
+def read_metadata(record: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """The row's metadata: an object, or one as JSON text; empty when there is none."""
+    value = from_json_text(record.get(key) if key else None, "metadata")
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -134,8 +137,9 @@ def _metadata(record: dict[str, Any], key: str | None) -> dict[str, Any]:
     return checked
 
 
-def _tools(record: dict[str, Any], key: str | None) -> list[dict[str, Any]] | None:
-    value = _from_json_text(record.get(key) if key else None, "tools")
+def read_tools(record: dict[str, Any], key: str | None) -> list[dict[str, Any]] | None:
+    """The row's tool schemas: a list, or one as JSON text; None when there are none."""
+    value = from_json_text(record.get(key) if key else None, "tools")
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
@@ -154,7 +158,8 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str | bytes)
 
 
-def _from_json_text(value: Any, what: str) -> Any:
+def from_json_text(value: Any, what: str) -> Any:
+    """`value`, or what it says when it is JSON text; None for empty text."""
     if not isinstance(value, str):
         return value
     if not value.strip():

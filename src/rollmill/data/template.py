@@ -95,21 +95,27 @@ class PromptRenderer:
         return [int_array(ids) for ids in encoded["input_ids"]]
 
     def _from_template(self, fields: RowFields) -> str:
-        import jinja2
-
         messages = conversation(fields.prompt, self._config)
         options: dict[str, Any] = {"add_generation_prompt": True}
         options |= self._config.chat_template_kwargs
         if options.get("continue_final_message"):
             options["add_generation_prompt"] = False
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tools=fields.tools, tokenize=False, **options
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            # Templates are programs that come with the model: they raise what they like.
-            raise BadRowError(f"the chat template refuses the prompt: {error}") from error
-        return str(text)
+        return render_chat(self._tokenizer, messages, tools=fields.tools, **options)
+
+
+def render_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:
+    """Messages as text, by the tokenizer's chat template with `options`.
+
+    Raises:
+        BadRowError: the template refuses them.
+    """
+    import jinja2
+
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        # Templates are programs that come with the model: they raise what they like.
+        raise BadRowError(f"the chat template refuses the messages: {error}") from error
 
 
 def conversation(prompt: Prompt, config: DatasetConfig) -> list[dict[str, Any]]:

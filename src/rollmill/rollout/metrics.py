@@ -71,6 +71,8 @@ def _parts(samples: Sequence[Sample]) -> dict[str, float]:
 
 def _outcomes(samples: Sequence[Sample]) -> dict[str, float]:
     counts = Counter(s.reward_outcome for s in samples if s.reward_outcome)
+    if samples and not counts:
+        return {}
     names = ("value", "invalid", "timeout", "error")
     return {f"reward/outcome/{name}": counts[name] / max(1, len(samples)) for name in names}
 

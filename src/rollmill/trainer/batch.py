@@ -70,8 +70,18 @@ class TrainingBatch:
 
     @cached_property
     def rollout_log_probs(self) -> npt.NDArray[np.float32]:
-        """float32 [T]: as the engine reported them."""
+        """float32 [T]: as the engine reported them; 0 where unknown (`has_rollout_log_probs`)."""
         return self.flatten([sample.rollout_log_probs for sample in self.samples])
+
+    @cached_property
+    def has_rollout_log_probs(self) -> bool:
+        """Whether every trainable token has one; recorded answers may come without."""
+        return all(
+            segment.log_probs is not None
+            for sample in self.samples
+            for segment in sample.segments
+            if segment.trainable
+        )
 
     def flatten(self, per_sample: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
         """float32 [T]: the entries on trainable tokens of one [R_s] vector per sample."""

@@ -114,7 +114,8 @@ def policy_gradient(tokens: TokenBatch, config: AlgorithmConfig) -> TokenLosses:
 
 def sft(tokens: TokenBatch, config: AlgorithmConfig) -> TokenLosses:
     """Negative log-likelihood: loss = −log π. Advantages are not looked at."""
-    return TokenLosses(-tokens.log_probs)
+    losses = -tokens.log_probs
+    return TokenLosses(losses, {"nll": losses.detach()})
 
 
 def _clipped(ratios: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> TokenLosses:

@@ -27,6 +27,7 @@ STREAM_NAMES: Mapping[str, str] = {
     "teacher_kl": "policy/teacher_kl",
     "teacher_clipped": "policy/teacher_clip_fraction",
     "off_policy_masked": "policy/off_policy_masked_fraction",
+    "nll": "sft/nll",
 }
 """Per-token streams that are reported as their mean, by the name of the metric."""
 
@@ -79,14 +80,14 @@ def advantage_metrics(advantages: Values) -> dict[str, float]:
 
 
 def token_metrics(
-    streams: Mapping[str, Values], is_scored: Bools, rollout_log_probs: Values
+    streams: Mapping[str, Values], is_scored: Bools, rollout_log_probs: Values | None
 ) -> dict[str, float]:
     """Means, extremes and effective sample size over the scored trainable tokens.
 
     Args:
         streams: per-token values [T] of the objective, valid where `is_scored`.
         is_scored: bool [T].
-        rollout_log_probs: [T], as the engine reported them.
+        rollout_log_probs: [T], as the engine reported them; None when they are not known.
     """
     metrics = {
         "tokens/trained": float(is_scored.sum()),
@@ -102,11 +103,11 @@ def token_metrics(
     metrics |= _ratio_metrics(scored, old)
     if "opd_weight" in scored:
         metrics |= _distillation_metrics(scored["opd_weight"])
-    metrics |= _mismatch_metrics(old - rollout_log_probs[is_scored].astype(np.float64))
-    weights = scored["importance_weight"]
-    metrics["mismatch/weight_mean"] = float(weights.mean())
-    metrics["mismatch/weight_max"] = float(weights.max())
-    metrics["mismatch/ess"] = float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))
+    if "nll" in scored:
+        metrics["sft/perplexity"] = float(np.exp(scored["nll"].mean()))
+    if rollout_log_probs is not None:
+        gaps = old - rollout_log_probs[is_scored].astype(np.float64)
+        metrics |= _mismatch_metrics(gaps, scored["importance_weight"])
     return metrics
 
 
@@ -129,11 +130,14 @@ def _distillation_metrics(weights: Values) -> dict[str, float]:
     }
 
 
-def _mismatch_metrics(gaps: Values) -> dict[str, float]:
+def _mismatch_metrics(gaps: Values, weights: Values) -> dict[str, float]:
     """How far the trainer's log-probs (before the step) are from the engine's."""
     return {
         "mismatch/log_prob_diff_mean": float(np.abs(gaps).mean()),
         "mismatch/log_prob_diff_max": float(np.abs(gaps).max()),
+        "mismatch/weight_mean": float(weights.mean()),
+        "mismatch/weight_max": float(weights.max()),
+        "mismatch/ess": float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())),
     }
 
 

@@ -125,7 +125,11 @@ class BatchUpdate:
         streams = self.streams
         metrics = reward_metrics(self.batch) | response_metrics(self.batch)
         metrics |= advantage_metrics(self.advantages)
-        metrics |= token_metrics(streams.values, streams.is_scored, self.batch.rollout_log_probs)
+        metrics |= token_metrics(
+            streams.values,
+            streams.is_scored,
+            self.batch.rollout_log_probs if self.batch.has_rollout_log_probs else None,
+        )
         metrics |= _mean_of(reports)
         if self.learner.critic is not None and len(self.values):
             metrics["critic/value_mean"] = float(self.values.mean())
@@ -138,6 +142,7 @@ class BatchUpdate:
 
     def _score_with_other_policies(self) -> None:
         """Old and reference log-probs, where the algorithm needs them before the first step."""
+        self._check_rollout_log_probs()
         needs_old = len(self.steps) > 1 or self._has_reward_kl
         if self.config.old_log_probs == "rollout":
             self.old = self.batch.rollout_log_probs
@@ -151,6 +156,23 @@ class BatchUpdate:
                 )
             with self._timed("reference_log_probs"):
                 self.reference = self._score_all(self.learner.reference)
+
+    def _check_rollout_log_probs(self) -> None:
+        """Recorded answers may come without log-probs; nothing may take 0 for them."""
+        needs = {
+            "old_log_probs": self.config.old_log_probs == "rollout",
+            "importance_correction": self.config.importance_correction != "none",
+        }
+        for name, is_needed in needs.items():
+            if is_needed and not self.batch.has_rollout_log_probs:
+                raise TrainerError(
+                    "the answers came without the log-probs they were sampled at",
+                    where=f"trainer.algorithm.{name}",
+                    expected="log-probs of every trainable token",
+                    found=f"none for some, and {name}: {getattr(self.config, name)}",
+                    fix="record them with the answers, or set old_log_probs: recompute and "
+                    "importance_correction: none",
+                )
 
     @property
     def _has_reward_kl(self) -> bool:

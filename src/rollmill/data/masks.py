@@ -1,0 +1,141 @@
+"""Which part of a conversation the assistant wrote, found by rendering its beginnings.
+
+A template is a program, so nothing is assumed about its marks. A turn begins where the rendering of
+the messages before it, generation prompt included, ends: there the model takes over when it
+answers. It ends behind its end-of-turn token. That is only true when the beginning of the
+conversation, rendered by itself, is the beginning of the whole: a template for which it is not
+(one that removes earlier thinking, say) is refused, with the turn and the text that differs.
+
+Invariant: every marked span starts where the model would start to write, and no character outside
+the spans is ever learned. Cost: two renderings of the beginning per marked turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollmill.data.readers import BadRowError
+
+Message = dict[str, Any]
+Render = Callable[[int, bool], str]
+"""`render(n, True)`: the first n messages as text, with the generation prompt behind them."""
+
+_SHOWN_BEFORE, _SHOWN_AFTER = 30, 60
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedText:
+    """A text and the spans of it to learn.
+
+    Attributes:
+        text: up to the end of the last span; what follows it cannot matter.
+        spans: (start, end) in characters, ascending, not empty.
+        is_open: the template put no end-of-turn token behind the last span; the end of sequence
+            belongs there.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    is_open: bool
+
+
+class TurnMarker:
+    """Marks assistant turns in rendered conversations.
+
+    Args:
+        special_tokens: texts of the tokenizer's special tokens, among them that of a turn's end.
+    """
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        longest_first = sorted({t for t in special_tokens if t}, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def mark(self, messages: Sequence[Message], turns: Sequence[int], render: Render) -> MarkedText:
+        """The conversation as text, with the spans of `turns`.
+
+        Args:
+            messages: the whole conversation.
+            turns: places of the messages to learn, ascending, at least one.
+            render: of `messages`.
+
+        Raises:
+            BadRowError: a turn's place cannot be told; the text says which and why.
+        """
+        text = render(len(messages), False)
+        spans, is_open = [], False
+        for turn in turns:
+            if is_open:
+                raise BadRowError(
+                    f"{_name(turns[len(spans) - 1], messages)}: the template writes no end-of-turn "
+                    "token behind it, so the model would not learn to stop (learn one turn per "
+                    "sample: data.sft.turns: last or each)"
+                )
+            start = _start(text, turn, messages, render)
+            is_last = turn == len(messages) - 1
+            rendered = text if is_last else render(turn + 1, False)
+            end, is_open = self._end(rendered, start, turn, messages)
+            _check_beginning(text, rendered[:end], f"{_name(turn, messages)}")
+            if messages[turn].get("content"):
+                _check_header(rendered[start:end], turn, messages, render)
+            spans.append((start, end))
+        return MarkedText(text[: spans[-1][1]], tuple(spans), is_open)
+
+    def _end(
+        self, rendered: str, start: int, turn: int, messages: Sequence[Message]
+    ) -> tuple[int, bool]:
+        """Where the turn ends in `rendered`, and whether without an end-of-turn token."""
+        if not rendered[start:].strip():
+            raise BadRowError(f"{_name(turn, messages)}: the template writes nothing for it")
+        ends = [match.end() for match in self._special.finditer(rendered, start)]
+        if ends and not rendered[ends[-1] :].strip():
+            return ends[-1], False
+        return len(rendered), True
+
+
+def _start(text: str, turn: int, messages: Sequence[Message], render: Render) -> int:
+    if turn == 0:
+        raise BadRowError("message 1 (assistant): a conversation cannot begin with the assistant")
+    before = render(turn, True)
+    _check_beginning(text, before, f"the generation prompt of {_name(turn, messages)}")
+    return len(before)
+
+
+def _check_beginning(text: str, beginning: str, what: str) -> None:
+    """The rendered beginning must be the beginning of the rendered whole."""
+    if text.startswith(beginning):
+        return
+    place = next(
+        (i for i, (a, b) in enumerate(zip(text, beginning, strict=False)) if a != b),
+        min(len(text), len(beginning)),
+    )
+    raise BadRowError(
+        f"{what}: the template changes the text when more messages follow: "
+        f"{_around(beginning, place)} became {_around(text, place)} (learn each turn as it was "
+        "when it was written: data.sft.turns: each, or last)"
+    )
+
+
+def _check_header(answer: str, turn: int, messages: Sequence[Message], render: Render) -> None:
+    """A template without a generation prompt must not hide a header in the assistant's span."""
+    content = messages[turn]["content"]
+    words = content.split() if isinstance(content, str) else []
+    if not words or answer.lstrip().startswith(words[0]):
+        return
+    if render(turn, True) == render(turn, False):
+        raise BadRowError(
+            f"{_name(turn, messages)}: the template has no generation prompt and writes "
+            f"{_around(answer, 0)} where the answer {_around(content, 0)} should begin, so the "
+            "model would learn to write the header"
+        )
+
+
+def _name(turn: int, messages: Sequence[Message]) -> str:
+    return f"message {turn + 1} ({messages[turn]['role']})"
+
+
+def _around(text: str, place: int) -> str:
+    start, end = max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER
+    return repr(("…" if start else "") + text[start:end] + ("…" if end < len(text) else ""))
