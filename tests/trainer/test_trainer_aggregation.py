@@ -7,38 +7,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmill.config.trainer import OptimizerConfig
-from rollmill.trainer.aggregation import token_weights
+from rollmill.config.trainer import AlgorithmConfig, OptimizerConfig
+from rollmill.trainer.aggregation import (
+    REDUCERS,
+    StepTokens,
+    constant,
+    per_rollout,
+    per_token,
+)
 from rollmill.trainer.schedule import learning_rate
 
 # Three attempts: two tokens, none, and two (of two siblings).
-ATTEMPTS = np.array([0, 0, 2, 2])
+ATTEMPTS = [0, 0, 2, 2]
+
+
+def step(attempts: list[int], num_attempts: int, constant_length: int = 1) -> StepTokens:
+    ids = np.array(attempts, np.int64)
+    return StepTokens(ids, ids, num_attempts, constant_length)
 
 
 def test_per_rollout_is_the_mean_over_attempts_of_their_means() -> None:
-    weights = token_weights(ATTEMPTS, 3, "per_rollout")
-    assert weights == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 6])
-    assert token_weights(np.array([0, 1, 1]), 2, "per_rollout") == pytest.approx([0.5, 0.25, 0.25])
+    assert per_rollout(step(ATTEMPTS, 3)) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 6])
+    assert per_rollout(step([0, 1, 1], 2)) == pytest.approx([0.5, 0.25, 0.25])
 
 
 def test_per_token_is_the_mean_over_tokens() -> None:
-    assert token_weights(ATTEMPTS, 3, "per_token").tolist() == [0.25] * 4
+    assert per_token(step(ATTEMPTS, 3)).tolist() == [0.25] * 4
 
 
 def test_constant_divides_by_attempts_and_length() -> None:
-    weights = token_weights(ATTEMPTS, 3, "constant", constant_length=10)
+    weights = constant(step(ATTEMPTS, 3, constant_length=10))
     assert weights == pytest.approx([1 / 30] * 4)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_means_have_total_weight_one(lengths: list[int]) -> None:
-    attempts = np.repeat(np.arange(len(lengths)), lengths)
-    assert token_weights(attempts, len(lengths), "per_rollout").sum() == pytest.approx(1)
-    assert token_weights(attempts, len(lengths), "per_token").sum() == pytest.approx(1)
+    tokens = step(np.repeat(np.arange(len(lengths)), lengths).tolist(), len(lengths))
+    assert per_rollout(tokens).sum() == pytest.approx(1)
+    assert per_token(tokens).sum() == pytest.approx(1)
 
 
-def test_no_tokens_have_no_weights() -> None:
-    assert len(token_weights(np.zeros(0, np.int64), 4, "per_rollout")) == 0
+@pytest.mark.parametrize("name", REDUCERS)
+def test_no_tokens_have_no_weights(name: str) -> None:
+    assert len(REDUCERS[name](step([], 4), AlgorithmConfig())) == 0
 
 
 def rates(config: OptimizerConfig, total: int) -> list[float]:

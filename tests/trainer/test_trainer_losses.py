@@ -11,7 +11,7 @@ from torch import Tensor
 from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import ConfigError
-from rollmill.trainer.corrections import importance_weights, off_policy_mask
+from rollmill.trainer.corrections import CORRECTIONS, off_policy_mask
 from rollmill.trainer.kl import kl_divergence
 from rollmill.trainer.losses import LOSSES, TokenBatch, cispo, gspo, policy_gradient, ppo_clip, sft
 from rollmill.trainer.objective import objective
@@ -190,7 +190,8 @@ def test_importance_weights_by_hand(
     tokens = batch(
         vector(0, 0, 0), vector(1, 1, 1), [0, 0, 1], gaps=vector(LOG2, 2 * LOG2, -2 * LOG2)
     )
-    weights = importance_weights(tokens, AlgorithmConfig.model_validate(changes))
+    config = AlgorithmConfig.model_validate(changes)
+    weights = CORRECTIONS[config.importance_correction](tokens, config)
     assert weights.raw.tolist() == pytest.approx(raw)
     assert weights.applied.tolist() == pytest.approx(applied)
 

@@ -20,7 +20,7 @@ from trainer_testkit import tiny_llama  # noqa: E402
 
 from rollmill.config.trainer import AlgorithmConfig  # noqa: E402
 from rollmill.trainer.advantages import grpo  # noqa: E402
-from rollmill.trainer.aggregation import token_weights  # noqa: E402
+from rollmill.trainer.aggregation import REDUCERS, StepTokens  # noqa: E402
 from rollmill.trainer.losses import LOSSES, TokenBatch  # noqa: E402
 from rollmill.trainer.objective import objective  # noqa: E402
 from support.tiny import make_tokenizer  # noqa: E402
@@ -140,9 +140,8 @@ def our_loss(changes: dict[str, Any], values: dict[str, Tensor]) -> tuple[Tensor
         num_sequences=ROWS,
         reference_log_probs=values["reference"][rows, columns] if config.kl_coef else None,
     )
-    weights = token_weights(
-        rows.numpy(), ROWS, config.aggregation, constant_length=config.constant_length or 1
-    )
+    step = StepTokens(rows.numpy(), rows.numpy(), ROWS, config.constant_length or 1)
+    weights = REDUCERS[config.aggregation](step, config)
     losses = objective(tokens, config, LOSSES[config.loss]).losses
     loss = (losses * torch.from_numpy(weights)).sum()
     (gradient,) = torch.autograd.grad(loss, log_probs)

@@ -20,10 +20,10 @@ class AlgorithmConfig(Section):
     loss: str = "ppo_clip"
     """Policy loss: `ppo_clip`, `gspo`, `cispo`, `policy_gradient`, `sft`, or your
     `module:function`."""
-    aggregation: Literal["per_rollout", "per_token", "constant"] = "per_rollout"
+    aggregation: str = "per_rollout"
     """per_rollout: mean over attempts of the mean over their tokens. per_token: mean over all
     tokens of the step. constant (Dr.GRPO): mean over attempts of sum over tokens /
-    `constant_length`."""
+    `constant_length`. Or your `module:function`."""
     constant_length: int | None = Field(None, ge=1)
     """Divisor of `constant`; null takes the sampling limit max_new_tokens."""
     normalize_std: bool = True
@@ -49,9 +49,9 @@ class AlgorithmConfig(Section):
     old_log_probs: Literal["recompute", "rollout"] = "recompute"
     """Denominator of the ratio: recomputed by the trainer before the step (one extra forward
     pass, skipped when the batch is one optimizer step), or as the engine reported them."""
-    importance_correction: Literal["none", "truncate", "mask"] = "none"
-    """Engine-to-trainer importance weights: truncated (TIS) or masked (IcePop) outside the
-    bounds."""
+    importance_correction: str = "none"
+    """Engine-to-trainer importance weights: `none`, outside the bounds `truncate` (TIS) or `mask`
+    (IcePop), or your `module:function`."""
     importance_level: Literal["token", "sequence", "geometric"] = "token"
     """One weight per token, per sequence (product of its tokens' weights), or the geometric mean
     of those."""

@@ -10,42 +10,65 @@ and `per_token` give 1.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Aggregation = Literal["per_rollout", "per_token", "constant"]
+from rollmill.config.trainer import AlgorithmConfig
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
-def token_weights(
-    attempts: npt.NDArray[np.int64],
-    num_attempts: int,
-    aggregation: Aggregation,
-    *,
-    constant_length: int | None = None,
-) -> npt.NDArray[np.float64]:
-    """float64 [T]: the weight of each trainable token of one optimizer step.
+@dataclass(frozen=True)
+class StepTokens:
+    """The T trainable tokens of one optimizer step, on all ranks together.
 
-    - `per_rollout`: 1 / (A · tokens of its attempt): the mean over attempts of the mean over
-      their tokens (GRPO, arXiv 2402.03300, eq. 3). Fan-out siblings share their attempt's mean.
-    - `per_token`: 1 / T (DAPO, arXiv 2503.14476, eq. 8).
-    - `constant`: 1 / (A · constant_length) (Dr. GRPO, arXiv 2503.20783, eq. 2).
-
-    Args:
-        attempts: int64 [T], which attempt (0..A-1) each trainable token belongs to.
+    Attributes:
+        attempts: int64 [T], which attempt (0..A-1) each token belongs to.
+        samples: int64 [T], which sample of the batch; siblings of one attempt differ in it.
         num_attempts: A, the attempts of the step, those without trainable tokens included.
-        aggregation: which of the three.
         constant_length: the divisor of `constant`.
     """
-    num_tokens = len(attempts)
-    if num_tokens == 0:
-        return np.zeros(0)
-    if aggregation == "per_token":
-        return np.full(num_tokens, 1 / num_tokens)
-    if aggregation == "per_rollout":
-        tokens_of_attempt = np.bincount(attempts, minlength=num_attempts)
-        return 1 / (num_attempts * tokens_of_attempt[attempts])
-    if constant_length is None:
-        raise ValueError("constant aggregation needs constant_length")
-    return np.full(num_tokens, 1 / (num_attempts * constant_length))
+
+    attempts: Ints
+    samples: Ints
+    num_attempts: int
+    constant_length: int
+
+
+Reducer = Callable[[StepTokens, AlgorithmConfig], npt.NDArray[Any]]
+"""Returns the weight of each token, [T]."""
+
+
+def per_rollout(step: StepTokens) -> Floats:
+    """1 / (A · tokens of its attempt): the mean over attempts of the mean over their tokens.
+
+    GRPO, arXiv 2402.03300, eq. 3. Siblings of a fan-out share their attempt's mean.
+    """
+    tokens_of_attempt = np.bincount(step.attempts, minlength=step.num_attempts)
+    return 1 / (step.num_attempts * tokens_of_attempt[step.attempts])
+
+
+def per_token(step: StepTokens) -> Floats:
+    """1 / T: the mean over all tokens of the step (DAPO, arXiv 2503.14476, eq. 8)."""
+    return np.full(len(step.attempts), 1 / max(len(step.attempts), 1))
+
+
+def constant(step: StepTokens) -> Floats:
+    """1 / (A · constant_length) (Dr. GRPO, arXiv 2503.20783, eq. 2)."""
+    return np.full(len(step.attempts), 1 / (step.num_attempts * step.constant_length))
+
+
+REDUCERS: Mapping[str, Reducer] = MappingProxyType(
+    {
+        "per_rollout": lambda step, _: per_rollout(step),
+        "per_token": lambda step, _: per_token(step),
+        "constant": lambda step, _: constant(step),
+    }
+)
+"""Aggregations by their name in the configuration."""

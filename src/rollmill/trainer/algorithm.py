@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from rollmill.trainer.advantages import (
     AdvantageInput,
     Estimator,
 )
+from rollmill.trainer.aggregation import REDUCERS, Reducer, StepTokens
+from rollmill.trainer.corrections import CORRECTIONS, Correction
 from rollmill.trainer.losses import LOSSES, LossFunction
 from rollmill.trainer.objective import is_zero_without_advantage
 
@@ -32,15 +34,25 @@ ADVANTAGE_HOOK = HookSignature(
 """A user's estimator: one vector per sample, one entry per response token."""
 LOSS_HOOK = HookSignature(("tokens: TokenBatch", "config: AlgorithmConfig"), "TokenLosses", "sync")
 """A user's loss: one loss per trainable token."""
+REDUCER_HOOK = HookSignature(
+    ("step: StepTokens", "config: AlgorithmConfig"), "numpy.ndarray", "sync"
+)
+"""A user's aggregation: one weight per trainable token of an optimizer step."""
+CORRECTION_HOOK = HookSignature(
+    ("tokens: TokenBatch", "config: AlgorithmConfig"), "ImportanceWeights", "sync"
+)
+"""A user's importance correction: one factor per trainable token."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The two replaceable parts, ready to call, and the distillation term when there is one."""
+    """The replaceable parts, ready to call, and the distillation term when there is one."""
 
     config: AlgorithmConfig
     estimator: Estimator
     loss: LossFunction
+    reducer: Reducer
+    correction: Correction
     opd: OpdConfig | None = None
 
     @property
@@ -69,14 +81,32 @@ class Algorithm:
         advantages = [np.asarray(values) for values in self.estimator(inputs, self.config)]
         found = [values.shape for values in advantages]
         expected = [mask.shape for mask in inputs.masks]
+        name = f"advantage ({self.config.advantage})"
         if found != expected:
-            raise _bad_result(self.config.advantage, f"shapes {expected}", f"shapes {found}")
+            raise _bad_result(name, f"shapes {expected}", f"shapes {found}")
         for number, values in enumerate(advantages):
             if not np.isfinite(values).all():
-                raise _bad_result(
-                    self.config.advantage, "finite numbers", f"{values} for sample {number}"
-                )
+                raise _bad_result(name, "finite numbers", f"{values} for sample {number}")
         return advantages
+
+    def token_weights(self, step: StepTokens) -> npt.NDArray[np.float64]:
+        """The checked weight of each trainable token of an optimizer step, [T].
+
+        Raises:
+            HookError: a user's aggregation returned something else.
+        """
+        weights = np.asarray(self.reducer(step, self.config), np.float64)
+        if weights.shape != step.attempts.shape:
+            raise _bad_result(
+                f"aggregation ({self.config.aggregation})",
+                f"one weight per token: {step.attempts.shape}",
+                str(weights.shape),
+            )
+        if not np.isfinite(weights).all():
+            raise _bad_result(
+                f"aggregation ({self.config.aggregation})", "finite numbers", str(weights)
+            )
+        return weights
 
 
 def find_algorithm(
@@ -93,15 +123,21 @@ def find_algorithm(
         ConfigError: an unknown name; the nearest known one is suggested.
         HookError: a user's function cannot be loaded or called.
     """
-    where = base_dir or Path.cwd()
-    estimator = ESTIMATORS.get(config.advantage)
-    if estimator is None:
-        name = "trainer.algorithm.advantage"
-        estimator = _from_hook(config.advantage, name, ADVANTAGE_HOOK, ESTIMATORS, where)
-    loss = LOSSES.get(config.loss)
-    if loss is None:
-        loss = _from_hook(config.loss, "trainer.algorithm.loss", LOSS_HOOK, LOSSES, where)
-    return Algorithm(config, estimator, loss, opd if opd is not None and opd.is_on else None)
+
+    def find(field: str, known: Mapping[str, Any], hook: HookSignature) -> Any:
+        value = getattr(config, field)
+        if value in known:
+            return known[value]
+        return _from_hook(value, f"trainer.algorithm.{field}", hook, known, base_dir or Path.cwd())
+
+    return Algorithm(
+        config,
+        estimator=find("advantage", ESTIMATORS, ADVANTAGE_HOOK),
+        loss=find("loss", LOSSES, LOSS_HOOK),
+        reducer=find("aggregation", REDUCERS, REDUCER_HOOK),
+        correction=find("importance_correction", CORRECTIONS, CORRECTION_HOOK),
+        opd=opd if opd is not None and opd.is_on else None,
+    )
 
 
 def _from_hook(
@@ -129,10 +165,10 @@ def _penalties_in_reward(inputs: AdvantageInput) -> AdvantageInput:
     return AdvantageInput(rewards, inputs.groups, inputs.attempts, inputs.masks)
 
 
-def _bad_result(name: str, expected: str, found: str) -> HookError:
+def _bad_result(where: str, expected: str, found: str) -> HookError:
     return HookError(
-        "the advantage estimator returned something unusable",
-        where=f"trainer.algorithm.advantage ({name})",
+        "the function returned something unusable",
+        where=f"trainer.algorithm.{where}",
         expected=expected,
         found=found,
     )

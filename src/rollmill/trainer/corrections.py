@@ -7,7 +7,9 @@ flows through them. Metrics are taken before anything is truncated or masked.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -29,26 +31,46 @@ class ImportanceWeights:
     applied: Tensor
 
 
-def importance_weights(tokens: TokenBatch, config: AlgorithmConfig) -> ImportanceWeights:
-    """The weights of `tokens`, per token, per sequence or geometric.
+Correction = Callable[[TokenBatch, AlgorithmConfig], ImportanceWeights]
+"""What an importance correction must be."""
 
-    - level `token`: w_t = exp(log π_old − log π_rollout).
-    - level `sequence`: the product of the sample's w_t, on each of its tokens.
-    - level `geometric`: their geometric mean.
-    - `truncate`: clamp(w, low, high) (truncated importance sampling).
-    - `mask`: w inside [low, high], 0 outside (IcePop, and its sequence forms).
-    - `none`: 1; `raw` is still measured, per token.
+
+def uncorrected(tokens: TokenBatch, config: AlgorithmConfig) -> ImportanceWeights:
+    """1; `raw` is still measured, per token."""
+    with torch.no_grad():
+        raw = (tokens.old_log_probs - tokens.rollout_log_probs).exp()
+        return ImportanceWeights(raw, torch.ones_like(raw))
+
+
+def truncated(tokens: TokenBatch, config: AlgorithmConfig) -> ImportanceWeights:
+    """clamp(w, low, high): truncated importance sampling. w as in `raw_weights`."""
+    raw = raw_weights(tokens, config)
+    return ImportanceWeights(raw, raw.clamp(config.importance_low, config.importance_high))
+
+
+def masked(tokens: TokenBatch, config: AlgorithmConfig) -> ImportanceWeights:
+    """w inside [low, high], 0 outside: IcePop, and its sequence forms. w as in `raw_weights`."""
+    raw = raw_weights(tokens, config)
+    inside = (raw >= config.importance_low) & (raw <= config.importance_high)
+    return ImportanceWeights(raw, torch.where(inside, raw, torch.zeros_like(raw)))
+
+
+CORRECTIONS: Mapping[str, Correction] = MappingProxyType(
+    {"none": uncorrected, "truncate": truncated, "mask": masked}
+)
+"""Importance corrections by their name in the configuration."""
+
+
+def raw_weights(tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """π_old / π_rollout [T] at `importance_level`, without gradient.
+
+    - `token`: w_t = exp(log π_old − log π_rollout).
+    - `sequence`: the product of the sample's w_t, on each of its tokens.
+    - `geometric`: their geometric mean.
     """
     with torch.no_grad():
         gaps = tokens.old_log_probs - tokens.rollout_log_probs
-        if config.importance_correction == "none":
-            return ImportanceWeights(gaps.exp(), torch.ones_like(gaps))
-        raw = _at_level(gaps, tokens, config.importance_level).exp()
-        low, high = config.importance_low, config.importance_high
-        if config.importance_correction == "truncate":
-            return ImportanceWeights(raw, raw.clamp(low, high))
-        inside = (raw >= low) & (raw <= high)
-        return ImportanceWeights(raw, torch.where(inside, raw, torch.zeros_like(raw)))
+        return _at_level(gaps, tokens, config.importance_level).exp()
 
 
 def _at_level(gaps: Tensor, tokens: TokenBatch, level: str) -> Tensor:

@@ -31,6 +31,19 @@ STREAM_NAMES: Mapping[str, str] = {
 }
 """Per-token streams that are reported as their mean, by the name of the metric."""
 
+UNREPORTED = frozenset(
+    {
+        "loss",
+        "policy_loss",
+        "log_probs",
+        "old_log_probs",
+        "ratio",
+        "importance_weight",
+        "opd_weight",
+    }
+)
+"""Streams that other metrics are made of. What else a loss measures is `policy/NAME`."""
+
 
 def reward_metrics(batch: TrainingBatch) -> dict[str, float]:
     """`reward/*` over attempts, `groups/*` over prompts."""
@@ -97,8 +110,9 @@ def token_metrics(
         return metrics
     scored = {name: values[is_scored].astype(np.float64) for name, values in streams.items()}
     for stream, values in scored.items():
-        if stream in STREAM_NAMES:
-            metrics[STREAM_NAMES[stream]] = float(values.mean())
+        if stream not in UNREPORTED:
+            name = STREAM_NAMES.get(stream, f"policy/{stream}")
+            metrics[name] = float(values.mean())
     old = scored["old_log_probs"]
     metrics |= _ratio_metrics(scored, old)
     if "opd_weight" in scored:

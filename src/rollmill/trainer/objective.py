@@ -14,7 +14,7 @@ from torch import Tensor
 from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import HookError
-from rollmill.trainer.corrections import importance_weights, off_policy_mask
+from rollmill.trainer.corrections import CORRECTIONS, Correction, off_policy_mask
 from rollmill.trainer.distillation import distilled
 from rollmill.trainer.kl import kl_divergence
 from rollmill.trainer.losses import SCALES_WITH_ADVANTAGE, LossFunction, TokenBatch, TokenLosses
@@ -25,6 +25,8 @@ def objective(
     config: AlgorithmConfig,
     policy_loss: LossFunction,
     opd: OpdConfig | None = None,
+    *,
+    correction: Correction | None = None,
 ) -> TokenLosses:
     """Per-token total loss of `tokens`, and the detached streams it was made of.
 
@@ -36,6 +38,8 @@ def objective(
         config: the algorithm section.
         policy_loss: the loss that `config.loss` names.
         opd: the distillation term; None has none.
+        correction: the importance weights that `config.importance_correction` names; None looks
+            them up among the built-in ones.
     """
     streams: dict[str, Tensor] = {}
     if opd is not None:
@@ -43,22 +47,15 @@ def objective(
         tokens = replace(tokens, advantages=taught.advantages)
         streams |= taught.streams
     policy = policy_loss(tokens, config)
-    if policy.losses.shape != tokens.log_probs.shape:
-        raise HookError(
-            "the loss function returned the wrong shape",
-            where=f"trainer.algorithm.loss ({config.loss})",
-            expected=f"one loss per token: {tuple(tokens.log_probs.shape)}",
-            found=str(tuple(policy.losses.shape)),
-        )
-    weights = importance_weights(tokens, config)
-    factor = weights.applied
+    weights = (correction or CORRECTIONS[config.importance_correction])(tokens, config)
+    factor = _checked("importance_correction", weights.applied, tokens, config).detach()
     if config.off_policy_mask_delta is not None:
         kept = off_policy_mask(tokens, config.off_policy_mask_delta)
         factor = factor * kept
         streams["off_policy_masked"] = 1 - kept
-    total = factor * policy.losses
+    total = factor * _checked("loss", policy.losses, tokens, config)
     streams |= dict(policy.streams)
-    streams |= {"policy_loss": total.detach(), "importance_weight": weights.raw}
+    streams |= {"policy_loss": total.detach(), "importance_weight": weights.raw.detach()}
     total = total + _extra_terms(tokens, config, streams)
     return TokenLosses(total, {"loss": total.detach(), **streams})
 
@@ -82,6 +79,18 @@ def _extra_terms(
         if config.entropy_coef:
             extra = extra - config.entropy_coef * tokens.entropies
     return extra
+
+
+def _checked(field: str, values: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """What a function of the user's returned, if there is one value per token."""
+    if values.shape == tokens.log_probs.shape:
+        return values
+    raise HookError(
+        "the function returned the wrong shape",
+        where=f"trainer.algorithm.{field} ({getattr(config, field)})",
+        expected=f"one value per token: {tuple(tokens.log_probs.shape)}",
+        found=str(tuple(values.shape)),
+    )
 
 
 def is_zero_without_advantage(config: AlgorithmConfig, opd: OpdConfig | None = None) -> bool:

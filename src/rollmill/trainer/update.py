@@ -19,7 +19,7 @@ import torch
 
 from rollmill.errors import TrainerError
 from rollmill.trainer.advantages import AdvantageInput, ppo
-from rollmill.trainer.aggregation import token_weights
+from rollmill.trainer.aggregation import StepTokens
 from rollmill.trainer.batch import TrainingBatch
 from rollmill.trainer.constants import TokenConstants, teacher_log_probs
 from rollmill.trainer.critic import Critic, explained_variance
@@ -281,13 +281,15 @@ class BatchUpdate:
     ) -> npt.NDArray[np.float64]:
         """float64 [T]: weights of this step's tokens, 0 for those of other steps."""
         indices = self.batch.token_indices(samples.tolist())
-        token_attempts = self.batch.attempts[self.batch.token_samples[indices]]
+        token_samples = self.batch.token_samples[indices]
         weights = np.zeros(self.batch.num_tokens)
-        weights[indices] = token_weights(
-            np.searchsorted(attempts, token_attempts),
-            len(attempts),
-            self.config.aggregation,
-            constant_length=constant_length,
+        weights[indices] = self.learner.algorithm.token_weights(
+            StepTokens(
+                attempts=np.searchsorted(attempts, self.batch.attempts[token_samples]),
+                samples=token_samples,
+                num_attempts=len(attempts),
+                constant_length=constant_length,
+            )
         )
         return weights
 
@@ -315,7 +317,9 @@ class BatchUpdate:
             tokens = self._constants.idle_tokens(log_probs, entropies)
             step_weights = torch.zeros_like(log_probs)
         algorithm = self.learner.algorithm
-        result = objective(tokens, self.config, algorithm.loss, algorithm.opd)
+        result = objective(
+            tokens, self.config, algorithm.loss, algorithm.opd, correction=algorithm.correction
+        )
         torch.autograd.backward((result.losses * step_weights).sum())
         measured = {
             **result.streams,
