@@ -20,12 +20,13 @@ from rollmill.config import Config
 from rollmill.engine.pool import EnginePool
 from rollmill.loop.doctor import StallDoctor
 from rollmill.loop.records import Records
+from rollmill.loop.sync import sync_again
 from rollmill.rollout.evaluate import EvalResult, Evaluator
 from rollmill.rollout.tasks import end_all
 from rollmill.sample import flatten
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.metrics_log import read_metrics
-from rollmill.weights.disk import DiskTransport
+from rollmill.weights.base import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +46,13 @@ class EnginesApart:
         transport: of their own, so that training's next sync does not touch what they serve.
     """
 
-    def __init__(self, pool: EnginePool, transport: DiskTransport) -> None:
+    def __init__(self, pool: EnginePool, transport: Transport) -> None:
         self._pool = pool
         self._transport = transport
 
     async def bring(self, trainer: Worker, version: int) -> dict[str, float]:
         """Have them serve `version` of the trainer's weights."""
-        return await self._transport.sync(trainer, self._pool, version)
+        return await sync_again(self._transport, trainer, self._pool, version)
 
 
 class Evaluations:
