@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollmill.cluster.ranks import Worker
@@ -40,6 +40,7 @@ from rollmill.loop.policy import (
 from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.sync import WeightSync
+from rollmill.loop.teachers import is_without_reward, live_teachers, training_length
 from rollmill.loop.traced import TracedEngines, TracedGrader
 from rollmill.loop.watched import WatchedEngines, WatchedGrader, watched
 from rollmill.rewards.judge import Judge
@@ -58,6 +59,7 @@ from rollmill.rollout.hooks import (
 from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.rollout.replay import ReplayManager, ReplayParts
 from rollmill.rollout.streaming import StreamingManager
+from rollmill.rollout.teacher import Teachers, ZeroReward
 from rollmill.telemetry.console import RunView
 from rollmill.telemetry.dumps import Dumps
 from rollmill.telemetry.metrics_log import MetricsLog
@@ -117,7 +119,15 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             config.weights, ready.run_dir.root, dtype=config.engine.embedded.dtype
         )
         stack.push_async_callback(transport.close)
-        rollouts = _open_rollouts(stack, config, ready, timeline, view, base_dir)
+        teachers = await live_teachers(
+            stack,
+            config,
+            ready.policy,
+            ready.run_dir.root,
+            activities=ready.activities,
+            timeline=timeline,
+        )
+        rollouts = _open_rollouts(stack, config, ready, timeline, view, base_dir, teachers)
         records = Records(
             MetricsLog(ready.run_dir.metrics),
             trackers,
@@ -221,16 +231,18 @@ def _open_rollouts(
     timeline: Timeline,
     view: RunView,
     base_dir: Path,
+    teachers: Teachers | None,
 ) -> Rollouts:
     ledger = Ledger(ready.run_dir.ledger)
     stack.callback(ledger.close)
     if config.rollout.is_replay:
         return _open_replay(config, ready, ledger, view)
+    judge: Grader = ZeroReward(ready.judge) if is_without_reward(config) else ready.judge
     runner = make_runner(
         config,
         ready.policy,
         pool=TracedEngines(WatchedEngines(ready.pool, ready.activities), timeline),
-        judge=TracedGrader(WatchedGrader(ready.judge, ready.activities), timeline),
+        judge=TracedGrader(WatchedGrader(judge, ready.activities), timeline),
         hooks=ready.hooks,
         new_index=ready.source.new_index,
         base_dir=base_dir,
@@ -238,7 +250,7 @@ def _open_rollouts(
     parts = RolloutParts(
         source=ready.source,
         ledger=ledger,
-        runner=watched(runner, ready.activities),
+        runner=watched(replace(runner, teacher=teachers), ready.activities),
         dynamic_filter=ready.dynamic_filter,
         ranking=ready.ranking,
         hooks=ready.hooks,
@@ -365,7 +377,7 @@ def make_runner(
         gate=Gate(config.engine.max_concurrent_requests),
         tokenizer=policy.tokenizer,
         sampling=config.rollout.sampling,
-        context_length=policy.context_length,
+        context_length=training_length(config, policy),
         seed=config.run.seed if config.rollout.deterministic else None,
         step=0,
         scope="train",

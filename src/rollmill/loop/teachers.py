@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy.typing as npt
+
 from rollmill.config import Config, TeacherConfig
 from rollmill.data import load_tokenizer
 from rollmill.distill.identity import TokenizerIdentity, tokenizer_identity, weights_hash
@@ -15,13 +17,74 @@ from rollmill.distill.mismatch import refuse, tokenizer_differences
 from rollmill.engine.client import ModelInfo
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError, first_error
+from rollmill.loop.activities import Activities, Kind
 from rollmill.loop.policy import Policy
 from rollmill.models import context_length_of, resolve_model
+from rollmill.rollout.teacher import Scorer, Teachers
+from rollmill.sample import FloatArray
+from rollmill.telemetry.timeline import Timeline
 
 TEACHERS = "teachers"
 """Folder of the teachers' engines (logs) in a run folder."""
 HASH_PREFIXES = ("sha256:", "engine:")
 """How identities begin: of weights on this machine, and as an engine elsewhere reports them."""
+
+
+class ObservedScorer:
+    """A teacher's engines whose requests are registered and show on the timeline."""
+
+    def __init__(self, scorer: Scorer, activities: Activities, timeline: Timeline) -> None:
+        self._scorer = scorer
+        self._activities = activities
+        self._timeline = timeline
+
+    async def score(
+        self, rid: str, input_ids: npt.ArrayLike, start: int, *, session_id: str | None = None
+    ) -> FloatArray:
+        """Log-probs of the given tokens from position `start` on."""
+        with self._timeline.span("teachers", "score", request=rid):
+            return await self._activities.run(
+                Kind.REQUEST,
+                rid,
+                lambda: self._scorer.score(rid, input_ids, start, session_id=session_id),
+            )
+
+
+async def live_teachers(
+    stack: AsyncExitStack,
+    config: Config,
+    policy: Policy,
+    root: Path,
+    *,
+    activities: Activities,
+    timeline: Timeline,
+) -> Teachers | None:
+    """The teachers of a live distillation, running until `stack` closes; None for other runs."""
+    if config.opd.mode != "live":
+        return None
+    opened = await stack.enter_async_context(open_teachers(config, policy, root))
+    return Teachers(
+        {name: ObservedScorer(pool, activities, timeline) for name, pool in opened.pools.items()}
+    )
+
+
+def training_length(config: Config, policy: Policy) -> int:
+    """Most tokens of prompt and answer in training: what teachers that run along can score.
+
+    Raises:
+        ConfigError: `model.context_length` asks for more.
+    """
+    if config.opd.mode != "live":
+        return policy.context_length
+    wanted = config.opd.all_teachers().items()
+    return scorable_length(config, policy, [teacher_folder(name, t) for name, t in wanted])
+
+
+def is_without_reward(config: Config) -> bool:
+    """Whether the teacher is the only signal: a live distillation without a reward."""
+    reward = config.reward
+    is_configured = reward.type or reward.function or reward.weights
+    return config.opd.mode == "live" and not is_configured
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,25 @@ from collections.abc import Callable, Sequence
 
 from rollmill.rollout.generate import mask_older_than
 from rollmill.rollout.seeds import NUM_SIBLINGS_KEY
-from rollmill.sample import Group, Sample, Status
+from rollmill.sample import Group, Sample, Status, float_array
+
+NOT_TAUGHT = float_array([])
+"""Teacher log-probs of an answer that the teacher was asked about and has not scored yet."""
 
 
 def is_done(sample: Sample) -> bool:
-    """Whether a sample needs nothing more: finished and judged, or FAILED."""
-    is_judged = sample.reward is not None
-    return sample.status is Status.FAILED or (sample.status.is_finished and is_judged)
+    """Whether a sample needs nothing more: finished, judged and scored by its teacher if it has
+    one; or FAILED."""
+    is_complete = sample.reward is not None and (
+        sample.teacher_log_probs is None or is_taught(sample)
+    )
+    return sample.status is Status.FAILED or (sample.status.is_finished and is_complete)
+
+
+def is_taught(sample: Sample) -> bool:
+    """Whether a sample has its teacher's log-prob for every response token."""
+    scores = sample.teacher_log_probs
+    return scores is not None and len(scores) == sample.response_length
 
 
 def afresh(sample: Sample) -> Sample:

@@ -22,7 +22,7 @@ from rollmill.config.reward import RewardConfig
 from rollmill.errors import HookError
 from rollmill.rewards.inputs import checked_reward
 from rollmill.rewards.outcome import Outcome, OutcomeKind, apply_outcome
-from rollmill.rollout.fresh import afresh
+from rollmill.rollout.fresh import NOT_TAUGHT, afresh, is_taught
 from rollmill.rollout.gate import GateClosed, is_being_cancelled
 from rollmill.rollout.generate import Generate, GenerateContext, checked_answers
 from rollmill.rollout.usage import Loss
@@ -43,6 +43,13 @@ class Grader(Protocol):
         """The outcomes for all answers to a prompt, in their order."""
 
 
+class Teacher(Protocol):
+    """What rollouts need of a teacher: `Teachers` is one."""
+
+    async def score(self, sample: Sample) -> None:
+        """Set `teacher_log_probs`: one per response token."""
+
+
 @dataclass(frozen=True)
 class GroupRunner:
     """Runs groups; one for training and one per evaluation set.
@@ -57,6 +64,8 @@ class GroupRunner:
         max_retries: fresh tries of a failed sample before it is FAILED.
         sample_hook: runs on each answer between generation and reward.
         ends_on_failure: a FAILED sample ends its group at once, because nobody would use it.
+        teacher: scores each answer as soon as it is finished, while it is judged and others are
+            still being written.
     """
 
     generate: Generate
@@ -67,6 +76,7 @@ class GroupRunner:
     max_retries: int
     sample_hook: SampleHook | None = None
     ends_on_failure: bool = False
+    teacher: Teacher | None = None
 
     def at_step(self, step: int, *, ends_on_failure: bool = False) -> GroupRunner:
         """The same runner, whose generate functions see this training step."""
@@ -114,13 +124,14 @@ class GroupRunner:
                 rest = given[number + 1 :]
                 done = answers[place][: len(answers[place]) - len(rest) - 1]
                 answers[place] = [*done, *written, *rest]
-        due = [sample for sample in answers[place] if self._is_due(sample)]
-        if len(due) == 1:
-            await self._judge(due[0])
-        elif due:
+        work = [self._judge(sample) for sample in answers[place] if self._is_due(sample)]
+        work += [self._teach(sample) for sample in answers[place] if self._is_untaught(sample)]
+        if len(work) == 1:
+            await work[0]
+        elif work:
             async with asyncio.TaskGroup() as tasks:
-                for sample in due:
-                    tasks.create_task(self._judge(sample))
+                for each in work:
+                    tasks.create_task(each)
 
     # -- generation ------------------------------------------------------------------------------
 
@@ -192,6 +203,32 @@ class GroupRunner:
         pending = self.sample_hook(answer)
         if inspect.isawaitable(pending):
             await pending
+
+    # -- teacher ---------------------------------------------------------------------------------
+
+    def _is_untaught(self, sample: Sample) -> bool:
+        is_answer = sample.status in (Status.COMPLETED, Status.TRUNCATED)
+        return self.teacher is not None and is_answer and not is_taught(sample)
+
+    async def _teach(self, sample: Sample) -> None:
+        """Have the teacher score a finished answer; when the gate closes first, it is not done.
+
+        Policy: as for generate functions, whatever the teacher raises is data.
+        """
+        if self.teacher is None:
+            return
+        sample.teacher_log_probs = NOT_TAUGHT
+        try:
+            await self.context.gate.unless_closed(self.teacher.score(sample))
+        except GateClosed:
+            return
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            sample.fail(f"teacher: {first_line(error)}")
+        except Exception as error:  # noqa: BLE001 - policy above
+            logger.warning("scoring sample %d failed: %r", sample.index, error)
+            sample.fail(f"teacher: {first_line(error)}")
 
     # -- rewards ---------------------------------------------------------------------------------
 

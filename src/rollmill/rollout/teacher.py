@@ -10,13 +10,16 @@ notwithstanding.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy.typing as npt
 
 from rollmill.errors import RolloutError
+from rollmill.rewards.outcome import Outcome, OutcomeKind
+from rollmill.rollout.group import Grader
 from rollmill.sample import FloatArray, Sample, float_array
 
 TEACHER_KEY = "teacher"
@@ -77,3 +80,24 @@ class Teachers:
             start,
             session_id=f"teacher/{sample.group_index}",
         )
+
+
+class ZeroReward:
+    """A judge for runs whose only signal is the teacher: 0 for answers that name no reward.
+
+    Args:
+        judge: judges samples that name a reward themselves, or whose rows do.
+    """
+
+    def __init__(self, judge: Grader) -> None:
+        self._judge = judge
+
+    async def judge(self, sample: Sample) -> Outcome:
+        """The outcome for one sample."""
+        if sample.reward_function is None and "reward_type" not in sample.metadata:
+            return Outcome(OutcomeKind.VALUE, 0.0)
+        return await self._judge.judge(sample)
+
+    async def judge_group(self, samples: Sequence[Sample]) -> list[Outcome]:
+        """The outcomes for all answers to a prompt."""
+        return list(await asyncio.gather(*map(self.judge, samples)))
