@@ -4,6 +4,7 @@
 # make test-kills  end a run with kill -9 at 50 random moments: nothing lost, nothing trained twice
 # make test-sglang  run the engine tests against a real SGLang server and router, on the CPU
 # make test-peers   compare the losses with TRL's
+# make test-gpu     run the tests that need a GPU (some need two); without one they are skipped
 #
 # Each target makes the virtual environment it needs and installs only when something changed.
 
@@ -59,7 +60,7 @@ demo: $(RUNTIME_STAMP)
 	  $(if $(MODEL),model.path=$(MODEL)) $(if $(DATA),data.path=$(DATA)) $(ARGS)
 
 test: $(DEV_STAMP)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-kills: $(DEV_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 ROLLMILL_NUM_KILLS=50 \
@@ -105,6 +106,11 @@ $(ROUTER_STAMP):
 test-peers: $(PEERS_STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
 	  $(PEERS_VENV)/bin/python -m pytest tests/trainer/test_trainer_peer_trl.py $(ARGS)
+
+# Everything else is tested on the CPU, so that results do not depend on the machine.
+test-gpu: $(DEV_STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -rs tests/trainer/test_trainer_gpu.py \
+	  tests/trainer/test_trainer_rank_processes.py tests/engine_embedded/test_embedded_gpu.py $(ARGS)
 
 peers: $(PEERS_STAMP)
 

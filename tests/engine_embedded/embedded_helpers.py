@@ -81,7 +81,7 @@ async def serving(
     folder: Path, *, context_length: int | None = None, **settings: Any
 ) -> AsyncIterator[TestClient[Any, Any]]:
     """A client of an engine that serves `folder`."""
-    config = EmbeddedEngineConfig(num_threads=1, device="cpu", **settings)
+    config = EmbeddedEngineConfig(**{"num_threads": 1, "device": "cpu", **settings})
     runner = ModelRunner(str(folder), config, context_length=context_length)
     tokenizers = server.load_tokenizers(str(folder), is_given=False)
     app = server.build_app(

@@ -23,7 +23,11 @@ ARGUMENTS: dict[str, Any] = {"reward_key": None, "max_new_tokens": 8, "temperatu
 NUM_STEPS = 3
 
 
-def test_two_rank_processes_train_like_one(tmp_path: Path) -> None:
+NEEDS_TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_TWO_GPUS)])
+def test_two_rank_processes_train_like_one(device: str, tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
     groups = [
         make_group(i, [1.0, 0.0, 0.5], rng=np.random.default_rng(i), log_prob=-4.0)
@@ -39,6 +43,7 @@ def test_two_rank_processes_train_like_one(tmp_path: Path) -> None:
                 "model": {"path": str(tmp_path / "model")},
                 "data": {"path": "unused.jsonl"},
                 "trainer": {
+                    "device": device,
                     "num_ranks": num_ranks,
                     "num_threads": 1,
                     "global_batch_size": 6,

@@ -71,7 +71,12 @@ WORKERS: dict[str, dict[str, Any]] = {
 
 
 def trainer(folder: Path, kind: str, **place: Any) -> TorchTrainer:
-    settings = {"num_threads": 1, "optimizer": {"lr": 1e-3, "eps": 1e-3}, **WORKERS[kind]}
+    settings = {
+        "device": "cpu",
+        "num_threads": 1,
+        "optimizer": {"lr": 1e-3, "eps": 1e-3},
+        **WORKERS[kind],
+    }
     config = TrainerConfig.model_validate(settings)
     return TorchTrainer(
         config=config.model_dump(mode="json"),

@@ -86,7 +86,7 @@ class TorchTrainer:
             base_dir=Path(base_dir) if base_dir else None,
             opd=None if opd is None else OpdConfig.model_validate(opd),
         )
-        device = _device(self._config, rank)
+        device = _device(self._config, rank, num_ranks)
         self._ranks = Ranks(rank, num_ranks, rendezvous=rendezvous, device=device)
         self._policy = self._load(self._source, device, Policy, lora=self._config.lora)
         self._learner = Learner(
@@ -114,6 +114,7 @@ class TorchTrainer:
             "num_threads": torch.get_num_threads(),
             "has_chunked_log_probs": self._policy.head is not None,
             "can_share_prefixes": self._policy.can_use_trees,
+            "packs_without_mask": not self._policy.needs_mask,
         }
 
     def train(
@@ -307,7 +308,7 @@ def _remove_dropout(model: torch.nn.Module) -> None:
             module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
-def _device(config: TrainerConfig, rank: int) -> torch.device:
+def _device(config: TrainerConfig, rank: int, num_ranks: int) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(
@@ -325,7 +326,14 @@ def _device(config: TrainerConfig, rank: int) -> torch.device:
         )
     if not has_gpu or config.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
+    if num_ranks > torch.cuda.device_count():
+        raise ConfigError(
+            "every rank needs a GPU of its own",
+            where="trainer.num_ranks",
+            expected=f"at most {torch.cuda.device_count()}, or trainer.device: cpu",
+            found=str(num_ranks),
+        )
+    device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return device
 
