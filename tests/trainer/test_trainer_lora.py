@@ -151,3 +151,16 @@ def test_a_missing_peft_is_named_with_its_remedy(
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"rollmill\[lora\]"):
         trainer(path)
+
+
+def test_recomputed_activations_reach_the_adapters(
+    save_model: Callable[..., str], rng: np.random.Generator
+) -> None:
+    path, batch = save_model(tiny_llama()), groups(rng)
+    plain, saving = trainer(path), trainer(path, activation_checkpointing=True)
+    for step in range(2):
+        expected, found = learn(plain, batch, step), learn(saving, batch, step)
+        assert found["optimizer/grad_norm"] > 0
+        assert found["optimizer/grad_norm"] == pytest.approx(expected["optimizer/grad_norm"])
+    for first, second in zip(plain.parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(first, second)

@@ -65,7 +65,11 @@ def step(number: int, ranks: Ranks | None) -> tuple[dict[str, float], dict[str, 
 WORKERS: dict[str, dict[str, Any]] = {
     "full": {},
     # The reference is scored before the first gradient, by the same model with its adapters off.
-    "lora": {"lora": {"rank": 3, "alpha": 6}, "algorithm": {"kl_coef": 0.1}},
+    "lora": {
+        "lora": {"rank": 3, "alpha": 6},
+        "algorithm": {"kl_coef": 0.1},
+        "activation_checkpointing": True,
+    },
 }
 """What changes the trainer's settings, by the folder its files go to."""
 
