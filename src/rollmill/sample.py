@@ -336,10 +336,8 @@ def attempt_rewards(group: Group, key: str | None = None) -> list[float]:
     Raises:
         ValueError: when a sample has no usable reward.
     """
-    return [
-        float(np.mean([sample.scalar_reward(key) for sample in siblings]))
-        for siblings in group.attempts()
-    ]
+    rewards = [[sample.scalar_reward(key) for sample in each] for each in group.attempts()]
+    return [each[0] if len(each) == 1 else float(np.mean(each)) for each in rewards]
 
 
 def flatten(groups: Iterable[Group]) -> list[Sample]:

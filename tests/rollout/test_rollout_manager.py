@@ -733,3 +733,24 @@ def test_requests_that_user_code_left_behind_are_stopped_with_the_batch(tmp_path
         assert all(not sample.segments for sample in failed.samples)  # they wrote to older samples
 
     run(main)
+
+
+def test_a_batch_hook_that_raises_after_the_ranking_brings_no_rejected_group_back(
+    tmp_path: Path,
+) -> None:
+    def broken(groups: list[Group]) -> None:
+        raise ZeroDivisionError("mine")
+
+    filters = {"over_sampling": "by_reward_std", "over_sampling_rest": "reject"}
+    config = {"batch_size": 3, "over_sampling_batch_size": 6, "filters": filters}
+    hooks = LoadedHooks(sample_filter=broken)
+    side = make_side(tmp_path, FakeEngines(4), hooks=hooks, config=config)
+
+    async def main() -> None:
+        with pytest.raises(HookError, match="mine"):
+            await side.train()
+        assert side.ledger.balance()[State.REJECTED] == 3
+        assert side.manager.num_ready == 3
+        side.check_books()
+
+    run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rollmill.data.ledger import Ledger, State
 from rollmill.rollout.books import Books
 from rollmill.rollout.generate import GenerateContext
 from rollmill.rollout.hooks import LoadedHooks
+from rollmill.rollout.round import ATTEMPTS_PER_TURN
 from rollmill.rollout.supply import StepSupply
 from rollmill.rollout.usage import Loss, Usage
 from rollmill.sample import Group, Sample, Segment, Status, flatten
@@ -259,5 +261,69 @@ def test_a_checkpoint_holds_the_finished_answers_of_unfinished_groups(tmp_path: 
         kept, _ = of_group(again.groups, 1)
         assert kept.tokens.tolist() == before
         assert engines.num_calls(kept.index) == 1
+
+    run(main)
+
+
+def many_unfinished(tmp_path: Path, num_groups: int) -> tuple[Side, SlowRows]:
+    engines = SlowRows(set(range(1, num_groups)))
+    config = {"batch_size": 1, "over_sampling_batch_size": num_groups}
+    return make_side(
+        tmp_path, engines, num_prompts=num_groups, max_requests=512, config=config
+    ), engines
+
+
+def test_thousands_of_unfinished_groups_are_put_back_a_few_per_turn_of_the_event_loop(
+    tmp_path: Path,
+) -> None:
+    side, _ = many_unfinished(tmp_path, 128)
+    beats_at: list[int] = []
+    give_back = side.source.give_back
+
+    def watched(groups: Any) -> None:
+        beats_at.append(num_beats)
+        give_back(groups)
+
+    side.source.give_back = watched  # type: ignore[method-assign]
+    num_beats = 0
+
+    async def main() -> None:
+        nonlocal num_beats
+        collecting = asyncio.create_task(side.train())
+        while not collecting.done():
+            num_beats += 1
+            await asyncio.sleep(0)
+        assert len(beats_at) == 127
+        per_turn = max(Counter(beats_at).values())
+        assert per_turn * 2 <= ATTEMPTS_PER_TURN  # two attempts per group
+        side.check_books()
+
+    run(main)
+
+
+def test_a_run_that_is_cancelled_while_groups_are_put_back_still_books_all_of_them(
+    tmp_path: Path,
+) -> None:
+    side, _ = many_unfinished(tmp_path, 128)
+    given_back: list[int] = []
+    give_back = side.source.give_back
+
+    def watched(groups: Any) -> None:
+        give_back(groups)
+        given_back.append(groups[0].group_index)
+        if len(given_back) == 20:
+            collecting.cancel()
+
+    side.source.give_back = watched  # type: ignore[method-assign]
+    collecting: asyncio.Task[Any]
+
+    async def main() -> None:
+        nonlocal collecting
+        collecting = asyncio.create_task(side.collect())
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+        assert len(given_back) == 127
+        assert side.manager.num_ready == 1  # the batch, which nobody got
+        side.check_books()
 
     run(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from rollmill.engine.types import GenerateResult
 
 FIRST_ABORT_WAIT_S = 0.2
 LONGEST_ABORT_WAIT_S = 2.0
+ABORTS_AT_ONCE = 32
 
 
 @dataclass(eq=False, slots=True)
@@ -114,12 +116,25 @@ class Flights:
             if not left:
                 return
             if is_everything:
-                calls = [self._client.abort_all()]
+                with suppress(EngineCallError):  # silence shows in the deadline
+                    await self._client.abort_all()
             else:
-                calls = [self._client.abort(flight.rid) for flight in left]
-            await asyncio.gather(*calls, return_exceptions=True)  # silence shows in the deadline
+                await self._abort_each(left)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_ABORT_WAIT_S)
+
+    async def _abort_each(self, flights: list[Flight]) -> None:
+        """One abort per request, a few at a time: thousands at once would need as many connections
+        again, and keep the event loop busy for a second."""
+        left = iter(flights)
+
+        async def abort_some() -> None:
+            for flight in left:
+                if not flight.task.done():
+                    with suppress(EngineCallError):
+                        await self._client.abort(flight.rid)
+
+        await asyncio.gather(*(abort_some() for _ in range(ABORTS_AT_ONCE)))
 
     def _no_answer(self, flight: Flight, deadline_s: float) -> EngineTimeout:
         return EngineTimeout(

@@ -22,7 +22,7 @@ from rollmill.rollout.batch_hooks import apply_batch_hooks, extra_metrics
 from rollmill.rollout.books import Books
 from rollmill.rollout.collector import Collector
 from rollmill.rollout.custom import OwnRound
-from rollmill.rollout.garbage import no_full_collections
+from rollmill.rollout.garbage import only_small_collections
 from rollmill.rollout.group import GroupRunner
 from rollmill.rollout.hooks import LoadedHooks
 from rollmill.rollout.metrics import batch_metrics
@@ -92,7 +92,20 @@ class RolloutManager:
         books = Books(self._parts.ledger, step)
         round_ = self._round(step, version, books)
         self._parts.runner.context.gate.open()
-        with no_full_collections():
+        try:
+            await self._run(round_)
+            batch = self._finish(round_.collector, books, version)
+        except BaseException:
+            kept = {id(group) for group in self._ready}
+            self._ready += [g for g in round_.collector.accepted if id(g) not in kept]
+            raise
+        batch.metrics = round_.metrics() | batch.metrics
+        self._parts.ledger.flush()
+        return batch
+
+    async def _run(self, round_: _AnyRound) -> None:
+        """Fill and stop the round, and keep what it leaves."""
+        with only_small_collections():
             try:
                 await round_.fill()
             finally:
@@ -101,16 +114,6 @@ class RolloutManager:
                 finally:
                     self._ready = round_.leftover()
                     self._parts.ledger.flush()
-        collected = list(round_.collector.accepted)
-        try:
-            batch = self._finish(round_.collector, books, version)
-        except BaseException:
-            kept = {id(group) for group in self._ready}
-            self._ready += [group for group in collected if id(group) not in kept]
-            raise
-        batch.metrics = round_.metrics() | batch.metrics
-        self._parts.ledger.flush()
-        return batch
 
     def weights_changed(self, version: int) -> None:
         """Engines serve weights of `version` now; matters only to rollouts that never pause."""

@@ -32,7 +32,7 @@ from rollmill.telemetry.progress import Progress, ProgressListener
 logger = logging.getLogger(__name__)
 
 ATTEMPTS_PER_TURN = 32
-"""Attempts started in one turn of the event loop: each takes a part of a millisecond to prepare,
+"""Attempts started or settled in one turn of the event loop: each takes a part of a millisecond,
 and thousands of them in one turn would keep everything else waiting."""
 
 
@@ -60,6 +60,7 @@ class Round:
         self._done: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
         self._may_take_back = parts.config.filters.when_short == "keep"
         self._is_hurried = False
+        self._groups_per_turn = max(1, ATTEMPTS_PER_TURN // parts.config.n_samples_per_prompt)
         self.is_complete = False
         self.collector = Collector(limits_of(parts))
 
@@ -99,9 +100,10 @@ class Round:
             try:
                 await end_all(self._tasks)
             finally:
-                for task in list(self._tasks):
-                    self._settle_stopped(task)
-                self._book_deferred()
+                try:
+                    await self._settle_all_stopped()
+                finally:
+                    self._book_deferred()
 
     def leftover(self) -> list[Group]:
         """Finished groups that this batch does not use: ready for the next one."""
@@ -117,9 +119,8 @@ class Round:
         }
 
     async def _submit(self, count: int) -> None:
-        per_turn = max(1, ATTEMPTS_PER_TURN // self._config.n_samples_per_prompt)
         while count > 0:
-            groups = self._parts.supply.take(min(count, per_turn))
+            groups = self._parts.supply.take(min(count, self._groups_per_turn))
             self.collector.submitted(len(groups))
             for group in groups:
                 self._start(group).add_done_callback(self._done.put_nowait)
@@ -169,6 +170,22 @@ class Round:
         for group in self.collector.accepted:
             if books.state_of(group) is State.IN_FLIGHT:
                 books.record(group, State.READY)
+
+    async def _settle_all_stopped(self) -> None:
+        """Book what is left, a few groups per turn of the event loop; all of it, cancelled or not.
+
+        A cancellation meanwhile makes it hurry and is raised at the end.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        for number, task in enumerate(list(self._tasks), start=1):
+            self._settle_stopped(task)
+            if number % self._groups_per_turn == 0 and cancelled is None and not self._is_hurried:
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     def _settle_stopped(self, task: asyncio.Task[Group]) -> None:
         """Book a group that was running when the batch ended: finished after all, or not."""
