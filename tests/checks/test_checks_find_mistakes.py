@@ -101,6 +101,43 @@ MISTAKES = [
 ]
 
 
+REPLAY = (
+    "rollout.source=replay",
+    "rollout.n_samples_per_prompt=1",
+    "trainer.algorithm.advantage=none",
+    "trainer.algorithm.loss=sft",
+    "data.apply_chat_template=false",
+    "data.sft={response_key: answer}",
+)
+RECORDED_MISTAKES = [
+    Mistake("no answer", ("data.path=task/train.jsonl",), E, "data", "no field 'answer'"),
+    Mistake("long answer", ("data.path=answers.jsonl",), E, "data", "answers.jsonl:3"),
+    Mistake(
+        "many left out",
+        ("data.path=answers.jsonl", "data.sft={response_key: answer, too_long: skip}"),
+        W,
+        "data",
+        "33% of the samples",
+    ),
+    Mistake("copies of answers", ("data.path=twice.jsonl",), W, "data", "more than once"),
+    Mistake("few answers", ("data.path=twice.jsonl",), W, "data", "less than one batch"),
+    Mistake("asked and taught", ("data.path=asked.jsonl",), W, "eval sorted", "training data too"),
+    Mistake(
+        "another end",
+        ("data.path=ended.jsonl", "model.path=padded", "data.apply_chat_template=true"),
+        W,
+        "end of turn",
+        "1 answers end with '<pad>' (0), on which engines do not stop",
+    ),
+]
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' %}>{{ message.content }}{{ eos_token }}"
+    "{% else %}{{ message.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checks")
@@ -111,6 +148,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "wrong.py").write_text("def f(a, b):\n    return True\n")
     (folder / "never.py").write_text("def reward(sample):\n    return 0.0\n")
     (folder / "always.py").write_text("def reward(sample):\n    return 1.0\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> Path:
+    """The same folder, with files of recorded answers, one per mistake."""
+    asked = json.loads((folder / "task" / "eval.jsonl").read_text().splitlines()[0])["prompt"]
+    files = {
+        "answers": [("12>", "12"), ("21>", "12"), ("1>", "1" * 40)],
+        "twice": [("12>", "12"), ("12>", "12")],
+        "asked": [(asked + ">", "0")],
+        "ended": [("12", "12")],
+    }
+    for name, rows in files.items():
+        lines = [json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    shutil.copytree(folder / "model", folder / "padded")
+    template = TEMPLATE.replace("eos_token", "pad_token")
+    (folder / "padded" / "chat_template.jinja").write_text(template)
     return folder
 
 
@@ -134,6 +190,24 @@ def test_a_planted_mistake_is_found_and_says_what_to_do(folder: Path, mistake: M
     ]
     assert found, [f for f in findings(folder, *mistake.overrides) if f.level is not Level.OK]
     assert found[0].fix or mistake.subject in ("config", "data"), "the report says what to do"
+
+
+@pytest.mark.parametrize("mistake", RECORDED_MISTAKES, ids=lambda m: m.name)
+def test_a_mistake_in_recorded_answers_is_found(recorded: Path, mistake: Mistake) -> None:
+    overrides = [text.replace("=padded", f"={recorded}/padded") for text in mistake.overrides]
+    found = findings(recorded, *REPLAY, *overrides)
+    assert [
+        f
+        for f in found
+        if f.level is mistake.level and f.subject == mistake.subject and mistake.says in f.text
+    ], [f for f in found if f.level is not Level.OK]
+
+
+def test_recorded_answers_are_shown_with_what_is_learned_of_them(recorded: Path) -> None:
+    found = findings(recorded, *REPLAY, "data.path=twice.jsonl")
+    texts = {f.subject: f.text for f in found if f.level is Level.OK}
+    assert "'12>⟦12<eos>⟧'" in texts["mask"]
+    assert "2 samples from 2 rows, 6 of 12 tokens learned" in texts["data"]
 
 
 def test_a_port_in_use_is_found(folder: Path) -> None:

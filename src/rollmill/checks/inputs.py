@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollmill.checks.demonstrations import load_recorded
 from rollmill.checks.finding import Finding, error, from_error, ok, warning
 from rollmill.config import Config, DatasetConfig
 from rollmill.data import PromptRow, load_dataset
@@ -23,7 +24,7 @@ MAX_GRADED_ROWS = 64
 class LoadedData:
     """Training and evaluation rows, as far as they could be read."""
 
-    train: list[PromptRow]
+    train: Sequence[PromptRow]
     evals: dict[str, list[PromptRow]]
 
 
@@ -117,7 +118,11 @@ def load_all_data(
             )
         return list(loaded.rows)
 
-    train = read("data", config.data)
+    train: Sequence[PromptRow]
+    if config.data.sft is not None:
+        train = load_recorded(config, policy, base_dir, findings)
+    else:
+        train = read("data", config.data)
     evals = {d.name: read(f"eval {d.name}", d.data) for d in config.eval.datasets}
     return LoadedData(train, evals), findings
 
@@ -194,7 +199,7 @@ def check_functions(config: Config, base_dir: Path) -> Iterator[Finding]:
 def check_reward(config: Config, data: LoadedData, base_dir: Path) -> Iterator[Finding]:
     """Gold answers of some training rows score full marks, corrupted ones do not."""
     rows = data.train[:MAX_GRADED_ROWS]
-    if not rows:
+    if not rows or config.rollout.is_replay:  # nobody judges recorded answers
         return
     report = check_rewards(rows, config.reward, base_dir=base_dir, seed=config.run.seed)
     yield from _reward_findings(report)

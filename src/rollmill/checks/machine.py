@@ -56,7 +56,7 @@ def memory_estimate(config: Config, policy: Policy) -> dict[str, int]:
         "activations": activations * trainer.max_tokens_per_micro_batch
         + 3 * 4 * model.vocab_size * trainer.logprob_chunk_tokens,
     }
-    if not config.engine.urls:
+    if not config.engine.urls and config.needs_engines:
         engine = config.engine.embedded
         heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
         head_dim = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rollmill.checks import inputs, machine, settings
+from rollmill.checks import demonstrations, inputs, machine, settings
 from rollmill.checks.finding import Finding, Level, from_error, guarded
 from rollmill.config import Config
 from rollmill.config.load import load_config
@@ -61,15 +61,21 @@ def _check_with_model(
 ) -> Iterator[Finding]:
     data, findings = inputs.load_all_data(config, policy, base_dir)
     yield from findings
+
+    def check_data() -> Iterator[Finding]:
+        if config.data.sft is None:
+            return inputs.check_data(config, policy, data)
+        return demonstrations.check_recorded(config, policy, data.train, data.evals)
+
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("data", lambda: inputs.check_data(config, policy, data)),
+        ("data", check_data),
         ("reward", lambda: inputs.check_reward(config, data, base_dir)),
         ("memory", lambda: machine.check_memory(config, policy)),
         ("disk", lambda: machine.check_disk(config, policy)),
     ]
     for subject, check in checks:
         yield from guarded(subject, check)
-    if is_live and data.train:
+    if is_live and data.train and config.needs_engines:
         from rollmill.checks.live import check_live
 
         yield from check_live(config, policy, data, base_dir)

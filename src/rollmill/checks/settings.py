@@ -18,7 +18,9 @@ def check_settings(config: Config) -> Iterator[Finding]:
         f"{config.rollout.batch_size} prompts × {config.rollout.n_samples_per_prompt} answers = "
         f"{config.attempts_per_batch} per step, {_num_updates(config)} optimizer step(s)",
     )
-    yield from _sampling(config)
+    if not config.rollout.is_replay:
+        yield from _sampling(config)
+        yield from _precision(config)
     yield from _learning(config)
     yield from _staleness(config)
     yield from _evaluation(config)
@@ -59,9 +61,20 @@ def _learning(config: Config) -> Iterator[Finding]:
     if lr > HIGH_LR:
         yield warning(
             "trainer.optimizer.lr",
-            f"{lr:g} is high for fine-tuning all weights with RL",
-            "1e-6 to 3e-5 is usual; tiny models bear more",
+            f"{lr:g} is high for fine-tuning all weights",
+            "1e-6 to 3e-5 is usual with RL, 5e-6 to 5e-5 with SFT; tiny models bear more",
         )
+    warmup = config.trainer.optimizer.warmup_steps
+    if warmup >= config.run.num_steps * _num_updates(config):
+        yield warning(
+            "trainer.optimizer.warmup_steps",
+            f"warm-up takes all {config.run.num_steps} steps: the peak is never reached",
+            "make warmup_steps smaller or run.num_steps larger",
+        )
+
+
+def _precision(config: Config) -> Iterator[Finding]:
+    lr = config.trainer.optimizer.lr
     if config.engine.embedded.dtype == "bfloat16" and lr < LOW_BF16_LR:
         yield warning(
             "engine.embedded.dtype",
@@ -78,13 +91,6 @@ def _learning(config: Config) -> Iterator[Finding]:
             f"the engine computes in {config.engine.embedded.dtype}, the trainer in "
             f"{config.trainer.dtype}: their log-probs differ",
             "use one precision, or trainer.algorithm.importance_correction: truncate",
-        )
-    warmup = config.trainer.optimizer.warmup_steps
-    if warmup >= config.run.num_steps * _num_updates(config):
-        yield warning(
-            "trainer.optimizer.warmup_steps",
-            f"warm-up takes all {config.run.num_steps} steps: the peak is never reached",
-            "make warmup_steps smaller or run.num_steps larger",
         )
 
 
@@ -108,7 +114,8 @@ def _evaluation(config: Config) -> Iterator[Finding]:
     if not names:
         yield warning(
             "eval.datasets",
-            "there is no evaluation: training reward alone does not show overfitting or hacking",
+            "there is no evaluation: figures of the training data alone do not show overfitting "
+            "or hacking",
             "add a held-out set",
         )
     if names and config.eval.every > config.run.num_steps:

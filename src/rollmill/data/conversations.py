@@ -168,7 +168,7 @@ def _checked(value: Any, what: str) -> list[Message]:
 
 def _is_learned(message: Message, number: int) -> bool:
     flag = message.get(LOSS_MASK_KEY)
-    is_assistant = message["role"] == ASSISTANT
+    is_assistant: bool = message["role"] == ASSISTANT
     if flag is None:
         return is_assistant
     if flag not in (0, 1):

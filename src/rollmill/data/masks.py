@@ -65,7 +65,8 @@ class TurnMarker:
             BadRowError: a turn's place cannot be told; the text says which and why.
         """
         text = render(len(messages), False)
-        spans, is_open = [], False
+        spans: list[tuple[int, int]] = []
+        is_open = False
         for turn in turns:
             if is_open:
                 raise BadRowError(
