@@ -17,6 +17,7 @@ from rollmill.config import Config
 from rollmill.engine.errors import EngineLost, EngineTimeout, EngineUnreachable
 from rollmill.engine.pool import EnginePool
 from rollmill.weights.base import Transport
+from rollmill.weights.swallowed import SwallowWatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class WeightSync:
         self._trainer = trainer
         self._engines = engines
         self._transport = transport
+        self._watch = SwallowWatch(config.engine.embedded.dtype)
 
     async def make_room_for_trainer(self) -> None:
         """Before training: the engines give up their memory, when they share it."""
@@ -67,6 +69,9 @@ class WeightSync:
             await self._engines.resume_memory(["kv_cache"])
             self._are_engines_freed = False
         self.version = version
+        warning = self._watch.update(metrics.get("weights/changed_share"))
+        if warning is not None:
+            logger.warning("weights %d: %s", version, warning)
         return metrics
 
 
