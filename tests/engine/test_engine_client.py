@@ -280,7 +280,7 @@ def test_control_calls_reach_the_engine(tmp_path: Any) -> None:
         await client.resume_memory(["weights"])
         assert (await client.model_info()).weight_version == "7"
         assert (await client.loads())[0].num_running_reqs == 0
-        assert await client.weights_checksum() == "weights-7"
+        assert (await client.weights.sums()).total == "weights-7"
         assert engine.events == [
             "pause:in_place",
             "update:7",

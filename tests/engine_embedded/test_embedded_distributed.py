@@ -110,8 +110,11 @@ def test_updates_need_a_session_and_a_group(llama_folder: Path) -> None:
             for broken in ({"names": []}, {"dtypes": [5]}, {"shapes": [["x"]]}):
                 await refused(client, "/update_weights_from_distributed", update | broken)
             before = await checksum(client)
-            await post(client, "/end_weight_update", {})
+            answer = await refused(client, "/end_weight_update", {})
+            assert "the old weights stay" in answer["message"]
             assert await checksum(client) == before
+            await post(client, "/begin_weight_update", {})  # the failed session is over
+            await post(client, "/end_weight_update", {"discard": True})
             await refused(client, "/init_weights_update_group", {"master_port": 5})
 
     asyncio.run(run())

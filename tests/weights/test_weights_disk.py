@@ -14,7 +14,7 @@ from rollmill.config.engine import EngineConfig
 from rollmill.config.weights import WeightsConfig
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import EngineError, TrainerError
-from rollmill.weights import disk
+from rollmill.weights import folders as shared_folders
 from rollmill.weights.disk import DiskTransport
 
 LIMIT = {"max_new_tokens": 50}
@@ -186,7 +186,7 @@ def test_without_room_in_shared_memory_weights_go_to_the_run_folder(
         await huge.sync(trainer, pool, 1)
         assert trainer.paths[-1].is_relative_to(tmp_path / "run" / "weights")
         small = DiskTransport(settings, tmp_path / "run", dtype="bfloat16", num_bytes=10)
-        monkeypatch.setattr(disk, "SHARED_MEMORY", tmp_path / "shm")
+        monkeypatch.setattr(shared_folders, "SHARED_MEMORY", tmp_path / "shm")
         (tmp_path / "shm").mkdir()
         await small.sync(trainer, pool, 2)
         assert trainer.paths[-1].is_relative_to(tmp_path / "shm")

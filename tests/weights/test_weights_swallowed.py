@@ -9,7 +9,7 @@ from rollmill.weights.swallowed import SwallowWatch
 
 def test_a_small_share_is_told_once_and_again_when_it_halves() -> None:
     watch = SwallowWatch("bfloat16")
-    shares = [None, 0.2, 0.009, 0.008, 0.005, 0.0045, 0.004, 0.3, 0.0044, 0.0]
+    shares = [None, 0.2, 0.009, 0.008, 0.005, 0.0046, 0.004, 0.3, 0.0044, 0.0]
     told = [watch.update(share) for share in shares]
     assert [share for share, warning in zip(shares, told, strict=True) if warning] == [
         0.009,

@@ -20,7 +20,7 @@ from rollmill.loop.policy import Policy, open_pool, start_trainer
 from rollmill.loop.run_dir import RunDir
 from rollmill.sample import Sample
 from rollmill.sample_codec import encode_sample
-from rollmill.weights.disk import DiskTransport
+from rollmill.weights import open_transport
 
 NUM_SAMPLES = 4
 MAX_TOKENS = 16
@@ -51,7 +51,7 @@ async def _check(
         trainer = await start_trainer(stack, config, policy, run_dir, base_dir)
         facts = await trainer.call("describe")
         findings.append(ok("trainer", f"{facts['parameters']:,} parameters on {facts['device']}"))
-        transport = DiskTransport(config.weights, run_dir.root, dtype=config.engine.embedded.dtype)
+        transport = open_transport(config, run_dir.root)
         stack.push_async_callback(transport.close)
         synced = await transport.sync(trainer, pool, 1)
         findings.append(

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from rollmill.config.base import Section
 
 
 class WeightsConfig(Section):
     """Weight sync."""
 
-    transport: Literal["disk"] = "disk"
-    """`disk`: safetensors in a folder that trainer and engines share."""
+    transport: Literal["disk", "distributed", "delta"] = "disk"
+    """`disk`: safetensors in a folder that trainer and engines share. `distributed`: broadcasts of
+    torch.distributed from the trainer's memory to the engines'. `delta`: only what changed, in the
+    shared folder; embedded engines only. See docs/weight_sync.md."""
     dir: str | None = None
-    """That folder; null takes `/dev/shm` when it is there and large enough, else the run folder."""
+    """The shared folder; null takes `/dev/shm` when it is there and large enough, else the run
+    folder. `distributed` uses it only for engines that come back between two syncs."""
     pause_mode: Literal["abort", "retract", "in_place"] = "retract"
     """What running requests do while weights change."""
-    verify_checksum: bool = False
-    """After each sync, compare a checksum of the weights of all engines (which must be of one
-    kind). Costs each engine the time to read its weights once."""
+    verify_checksum: bool = True
+    """After each sync, compare the engines' checksums of all weights with the trainer's, while
+    generation goes on. SGLang's checksums are compared with each other instead."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """For `distributed`. `gloo`: over the network, through CPU memory, anywhere. `nccl`: from GPU
+    to GPU; trainer and engines must have different ones."""
+    address: str = "127.0.0.1"
+    """For `distributed`: this machine's address, as engines reach it."""
+    bucket_mb: int = Field(256, ge=1)
+    """For `distributed`: weights that are sent in one broadcast."""
+    timeout_s: float = Field(60.0, gt=0)
+    """For `distributed`: how long trainer and engines wait for each other before a sync counts as
+    failed."""

@@ -18,11 +18,12 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 import msgspec
 import numpy.typing as npt
-import orjson
 
 from rollmill.config.engine import EngineConfig
 from rollmill.engine.errors import (
     EngineCallError,
+    EngineFailed,
+    EngineRefused,
     EngineTimeout,
     EngineUnreachable,
     MalformedAnswer,
@@ -31,6 +32,7 @@ from rollmill.engine.http import HttpChannel, encode
 from rollmill.engine.parse import parse_generate, parse_score
 from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult
+from rollmill.engine.weight_calls import CONTROL_TIMEOUT_S, UPDATE_TIMEOUT_S, WeightCalls
 from rollmill.sample import FloatArray, int_array
 
 logger = logging.getLogger(__name__)
@@ -43,8 +45,6 @@ ROUTING_HEADER = "x-smg-routing-key"
 END_OF_RID = ";"
 ABORT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
-CONTROL_TIMEOUT_S = 60.0
-UPDATE_TIMEOUT_S = 600.0
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -81,6 +81,10 @@ class EngineClient:
         experts_shape: (layers, top_k) for decoding routed experts; None leaves them out.
         turns: spreads the reading of answers over turns of the event loop; clients of one
             process share it.
+
+    Attributes:
+        url: the base URL.
+        weights: calls that move weights otherwise than through a folder, and checksums.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class EngineClient:
         self.url = url.rstrip("/")
         self._config = config
         self._http = HttpChannel(self.url, session, max_retries=config.max_retries)
+        self.weights = WeightCalls(self._http)
         self._experts_shape = experts_shape
         self._turns = turns or Turns()
         self._wire_rids: dict[str, str] = {}
@@ -262,6 +267,17 @@ class EngineClient:
         """
         await self._http.call("GET", "/health", timeout_s=timeout_s, max_retries=0)
 
+    async def ping(self, *, timeout_s: float) -> None:
+        """Return when the engine's server answers anything, paused or not.
+
+        Raises:
+            EngineCallError: it does not.
+        """
+        try:
+            await self._http.call("GET", "/ping", timeout_s=timeout_s, max_retries=0)
+        except (EngineRefused, EngineFailed):
+            return
+
     async def model_info(self, *, timeout_s: float = CONTROL_TIMEOUT_S) -> ModelInfo:
         """The model that is served, and the version of its weights."""
         return await self._get("/model_info", ModelInfo, timeout_s=timeout_s)
@@ -269,19 +285,6 @@ class EngineClient:
     async def loads(self) -> list[EngineLoad]:
         """How busy the engine is, by data-parallel rank."""
         return (await self._get("/v1/loads", _Loads)).loads
-
-    async def weights_checksum(self) -> str:
-        """One checksum over all weights; equal on engines of one kind that serve equal weights."""
-        body = await self._post("/weights_checker", {"action": "checksum"})
-        checksum = orjson.loads(body).get("per_engine_checksum")
-        if not checksum:
-            raise MalformedAnswer(
-                "the engine returned no checksum",
-                where=f"POST {self.url}/weights_checker",
-                expected="per_engine_checksum",
-                found=body[:200].decode(errors="replace"),
-            )
-        return str(checksum)
 
     async def close(self) -> None:
         """Wait for the last aborts to be sent, but not for long."""

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rollmill.engine.admission import Admission
 from rollmill.engine.client import MemoryTag, PauseMode
+from rollmill.engine.delivery import Delivery
 from rollmill.engine.errors import EngineCallError, EngineRefused, WrongVersion
 from rollmill.engine.health import Phase
 from rollmill.engine.member import Member
+from rollmill.engine.weight_calls import WeightSums
 from rollmill.engine.weight_state import WeightState
 
 logger = logging.getLogger(__name__)
@@ -69,8 +71,8 @@ class Control:
         self._weights.released.difference_update(tags)
         self._set_gate()
 
-    async def update_weights(self, path: str, version: int, *, flush_cache: bool) -> None:
-        """Give every ready engine the weights in `path` and have it confirm `version`.
+    async def install(self, delivery: Delivery, version: int, *, flush_cache: bool) -> None:
+        """Give every ready engine the delivered weights and have it confirm `version`.
 
         Engines that are not ready now get them before they are.
 
@@ -80,12 +82,10 @@ class Control:
         members = [member for member in self._members if member.health.phase is Phase.READY]
         self._weights.installing = version
         try:
-            failures = await _failures(
-                members, lambda member: member.install(path, version, flush_cache=flush_cache)
-            )
+            failures = await self._deliver(delivery, members, version, flush_cache=flush_cache)
             if members and len(failures) == len(members):
                 raise failures[0][1]
-            self._weights.path, self._weights.version = path, version
+            self._weights.delivery, self._weights.version = delivery, version
         finally:
             self._weights.installing = None
         for member, error in failures:
@@ -94,11 +94,23 @@ class Control:
             else:
                 await member.lose(str(error))
 
-    async def checksums(self) -> dict[str, str]:
-        """Checksum of the weights by engine, of the engines that are ready."""
+    async def _deliver(
+        self, delivery: Delivery, members: Sequence[Member], version: int, *, flush_cache: bool
+    ) -> Failures:
+        """Deliver, then have each engine confirm; those that failed either."""
+        outcomes = await delivery.deliver(
+            [member.client for member in members], flush_cache=flush_cache
+        )
+        pairs = list(zip(members, outcomes, strict=True))
+        failures = [(member, error) for member, error in pairs if error is not None]
+        served = [member for member, error in pairs if error is None]
+        return failures + await _failures(served, lambda member: member.confirm(version))
+
+    async def checksums(self) -> dict[str, WeightSums]:
+        """Checksums of the weights by engine, of the engines that are ready."""
         members = [member for member in self._members if member.health.phase is Phase.READY]
-        sums = await asyncio.gather(*(member.client.weights_checksum() for member in members))
-        return {member.client.url: total for member, total in zip(members, sums, strict=True)}
+        sums = await asyncio.gather(*(member.client.weights.sums() for member in members))
+        return {member.client.url: one for member, one in zip(members, sums, strict=True)}
 
     async def _on_all(self, what: str, call: Callable[[Member], Awaitable[None]]) -> None:
         """A call to every engine that is up; one that fails is taken out.

@@ -31,9 +31,20 @@ class EngineTimeout(EngineCallError):
 
 
 class EngineRefused(EngineCallError):
-    """The engine answered 4xx: the request itself is wrong, so it is never sent again."""
+    """The engine answered 4xx: the request itself is wrong, so it is never sent again.
+
+    Attributes:
+        status: the HTTP status.
+    """
 
     kind = "refused"
+    status = 400
+
+
+class OtherBase(EngineCallError):
+    """The engine's weights are not those that an update by difference starts from."""
+
+    kind = "other_base"
 
 
 class EngineFailed(EngineCallError):

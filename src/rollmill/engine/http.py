@@ -178,7 +178,9 @@ class _Failure:
 def _status_error(verdict: Verdict, status: int, body: bytes, where: str) -> EngineCallError:
     found = f"HTTP {status}: {error_message(body)}"
     if verdict is Verdict.REFUSED:
-        return EngineRefused("the engine refused the request", where=where, found=found)
+        refused = EngineRefused("the engine refused the request", where=where, found=found)
+        refused.status = status
+        return refused
     if verdict is Verdict.BROKEN_GATEWAY:
         return EngineUnreachable("the gateway lost the engine", where=where, found=found)
     return EngineFailed("the engine failed to serve the request", where=where, found=found)

@@ -199,24 +199,20 @@ class Member:
 
     async def _refresh(self) -> None:
         """Give the engine the current weights and have it confirm them."""
-        path, version = self._weights.path, self._weights.version
-        if path is not None and version is not None:
-            await self.install(path, version)
+        delivery, version = self._weights.delivery, self._weights.version
+        if delivery is not None and version is not None:
+            await delivery.renew(self.client)
+            await self.confirm(version)
             if not self._weights.is_paused:
                 await self.client.resume()  # it may have been paused when we lost it
         elif version is not None:
             await self.confirm(version)
-        is_still_current = (path, version) == (self._weights.path, self._weights.version)
+        is_still_current = delivery is self._weights.delivery and version == self._weights.version
         if is_still_current and self._weights.installing is None:
             self.health.answered()
             self.health.current()
         else:
             await asyncio.sleep(SETTLE_S)
-
-    async def install(self, path: str, version: int, *, flush_cache: bool = True) -> None:
-        """Load weights from a folder and confirm the version."""
-        await self.client.update_weights_from_disk(path, version, flush_cache=flush_cache)
-        await self.confirm(version)
 
     async def confirm(self, version: int) -> None:
         """Raise `WrongVersion` unless the engine says that it serves `version`."""

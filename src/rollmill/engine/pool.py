@@ -25,6 +25,7 @@ from rollmill.config.engine import EngineConfig
 from rollmill.engine.admission import Admission
 from rollmill.engine.client import EngineClient, MemoryTag, PauseMode
 from rollmill.engine.control import Control
+from rollmill.engine.delivery import Delivery, FolderDelivery
 from rollmill.engine.dispatch import AbortReport, Dispatcher, Lane, Request
 from rollmill.engine.errors import EngineLost
 from rollmill.engine.http import new_session
@@ -33,6 +34,7 @@ from rollmill.engine.member import EngineProcess, Member
 from rollmill.engine.router import SGLANG_ROUTER, RouterLane, RouterProcess
 from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult
+from rollmill.engine.weight_calls import WeightSums
 from rollmill.engine.weight_state import WeightState
 from rollmill.errors import first_error
 from rollmill.sample import FloatArray
@@ -336,20 +338,25 @@ class EnginePool:
         """Take the memory again."""
         await self._control.resume_memory(tags)
 
-    async def update_weights(self, path: str, version: int, *, flush_cache: bool = True) -> None:
-        """Give every engine the weights in `path` and have each confirm `version`.
+    async def install(self, delivery: Delivery, version: int, *, flush_cache: bool = True) -> None:
+        """Give every engine the delivered weights and have each confirm `version`.
 
-        `path` must stay there until the next update: an engine that is not ready now, or that
-        fails while another succeeds, loads it before it gets requests (again).
+        The delivery must be able to renew engines until the next one: an engine that is not ready
+        now, or that fails while another succeeds, is renewed before it gets requests (again).
 
         Raises:
             EngineError: no engine took the weights. The old version stays the expected one.
         """
         self._dispatcher.check_hope()
-        await self._control.update_weights(path, version, flush_cache=flush_cache)
+        await self._control.install(delivery, version, flush_cache=flush_cache)
 
-    async def checksums(self) -> dict[str, str]:
-        """A checksum of the weights that each ready engine serves, by its URL."""
+    async def update_weights(self, path: str, version: int, *, flush_cache: bool = True) -> None:
+        """Give every engine the weights in folder `path`, which must stay there until the next
+        update. See `install`."""
+        await self.install(FolderDelivery(path, version), version, flush_cache=flush_cache)
+
+    async def checksums(self) -> dict[str, WeightSums]:
+        """Checksums of the weights that each ready engine serves, by its URL."""
         return await self._control.checksums()
 
 

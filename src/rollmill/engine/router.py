@@ -21,7 +21,7 @@ import msgspec
 import numpy.typing as npt
 
 from rollmill.config.engine import EngineConfig
-from rollmill.engine.client import CONTROL_TIMEOUT_S, EngineClient
+from rollmill.engine.client import EngineClient
 from rollmill.engine.errors import EngineCallError, EngineLost, EngineRefused, MalformedAnswer
 from rollmill.engine.flights import Flights
 from rollmill.engine.http import HttpChannel, encode
@@ -29,6 +29,7 @@ from rollmill.engine.launch import ServerProcess
 from rollmill.engine.member import Member
 from rollmill.engine.process import free_port
 from rollmill.engine.types import GenerateResult
+from rollmill.engine.weight_calls import CONTROL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

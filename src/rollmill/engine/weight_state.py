@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rollmill.engine.delivery import Delivery
 from rollmill.engine.parse import check_version
 from rollmill.engine.types import GenerateResult
 
@@ -18,14 +19,15 @@ class WeightState:
 
     Attributes:
         version: current version; None when attached engines serve weights nobody has numbered.
-        path: folder of the current weights; None while engines serve the ones they started with.
+        delivery: how an engine gets the current weights; None while engines serve the ones they
+            started with.
         installing: version that is on its way to the engines.
         is_paused: the pool holds generation.
         released: parts of the engines' memory that are released now.
     """
 
     version: int | None
-    path: str | None = None
+    delivery: Delivery | None = None
     installing: int | None = None
     is_paused: bool = False
     released: set[str] = field(default_factory=set)

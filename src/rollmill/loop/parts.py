@@ -66,6 +66,7 @@ from rollmill.telemetry.metrics_log import MetricsLog
 from rollmill.telemetry.timeline import Timeline
 from rollmill.telemetry.trackers import open_trackers
 from rollmill.trainer.checkpoint import CheckpointStore
+from rollmill.weights import open_transport
 from rollmill.weights.disk import DiskTransport
 
 logger = logging.getLogger(__name__)
@@ -115,9 +116,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
         trainer = await _start_processes(stack, config, ready, base_dir)
         if isinstance(ready.source, RecordedSource):
             await check_recorded_scores(trainer, ready.source, config)
-        transport = DiskTransport(
-            config.weights, ready.run_dir.root, dtype=config.engine.embedded.dtype
-        )
+        transport = open_transport(config, ready.run_dir.root)
         stack.push_async_callback(transport.close)
         teachers = await live_teachers(
             stack,

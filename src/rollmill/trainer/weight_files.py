@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from rollmill.errors import ConfigError
+from rollmill.exchange.buckets import specs_of
+from rollmill.exchange.checksum import ALGORITHM, checksums_of, without_ties
 from rollmill.trainer.lora import adapted_layers, base_name, delta_weight, is_adapter_weight
 from rollmill.trainer.ranks import whole
 
@@ -56,18 +58,26 @@ class WeightWriter:
 
         Returns:
             `num_bytes`, `seconds` and `changed_share`: the share of elements, in the written
-            precision, that differ from those written before (None the first time). Nothing on
-            ranks that do not write.
+            precision, that differ from those written before (None the first time); and as
+            `WeightStore.stage` has them: `weights`, `checksums`, `algorithm`. Nothing on ranks that
+            do not write.
         """
         start = time.perf_counter()
         tensors = engine_tensors(self._model, dtype)
         if not self._is_writer:
             return {}
-        share = _changed_share(self._previous, tensors)
+        share = changed_share(self._previous, tensors)
         num_bytes = write_folder(self._model, tensors, folder, dtype=dtype)
         self._previous = tensors
-        seconds = time.perf_counter() - start
-        return {"num_bytes": num_bytes, "seconds": seconds, "changed_share": share}
+        weights = without_ties(tensors.items())
+        return {
+            "num_bytes": num_bytes,
+            "weights": [(s.name, s.dtype, list(s.shape)) for s in specs_of(weights)],
+            "checksums": checksums_of(weights),
+            "algorithm": ALGORITHM,
+            "changed_share": share,
+            "seconds": time.perf_counter() - start,
+        }
 
 
 def export_folder(
@@ -127,7 +137,9 @@ def write_folder(model: Any, tensors: dict[str, Tensor], folder: Path, *, dtype:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _changed_share(before: dict[str, Tensor], now: dict[str, Tensor]) -> float | None:
+def changed_share(before: dict[str, Tensor], now: dict[str, Tensor]) -> float | None:
+    """The share of elements that differ, tied ones counted once; None when the two are not
+    versions of the same weights."""
     if before.keys() != now.keys() or not before:
         return None
     seen: set[int] = set()

@@ -34,6 +34,9 @@ from rollmill.trainer.ranks import Ranks
 from rollmill.trainer.scoring import score_sequences
 from rollmill.trainer.state import load_state, save_state
 from rollmill.trainer.weight_files import DTYPES, WeightWriter, export_folder
+from rollmill.trainer.weight_methods import WeightMethods
+from rollmill.trainer.weight_sender import WeightSender
+from rollmill.trainer.weight_store import WeightStore
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ CRITIC_FOLDER = "critic"
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-class TorchTrainer:
+class TorchTrainer(WeightMethods):
     """The `torch` backend on one rank.
 
     Args:
@@ -102,6 +105,8 @@ class TorchTrainer:
         )
         self._placement = Placement(self._learner)
         self._writer = WeightWriter(self._policy.model, is_writer=self._ranks.is_first)
+        self._store = WeightStore(self._policy.model, is_holder=self._ranks.is_first)
+        self._sender = WeightSender(self._store, is_sender=self._ranks.is_first, device=device)
 
     def describe(self) -> dict[str, Any]:
         """Facts about the model, for the log."""
@@ -221,7 +226,8 @@ class TorchTrainer:
         return [p.detach() for p in self._policy.model.parameters() if p.requires_grad]
 
     def close(self) -> None:
-        """Leave the group of ranks."""
+        """Leave the groups of ranks and of engines."""
+        self._sender.leave()
         self._ranks.close()
 
     def _peak(self, device: torch.device) -> float:

@@ -8,7 +8,6 @@ transformers' own loader.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from rollmill.engine.embedded.loading import load_model
 from rollmill.errors import ModelError
+from rollmill.exchange.checksum import without_ties
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -40,8 +40,7 @@ def read_checkpoint(path: str, model: Any) -> dict[str, torch.Tensor]:
 
 def own_weights(model: Any) -> dict[str, torch.Tensor]:
     """The model's parameters and saved buffers, tied ones once, by checkpoint name."""
-    tied = _tied_names(model)
-    return {name: t for name, t in model.state_dict().items() if name not in tied}
+    return without_ties(model.state_dict().items())
 
 
 def replace_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
@@ -67,15 +66,6 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
         and other.is_contiguous()
         and not other.is_inference()
     )
-
-
-def checksums(model: Any) -> dict[str, str]:
-    """Sixteen hex digits per weight; equal exactly when the bytes are (but for chance)."""
-    sums = {}
-    for name, tensor in own_weights(model).items():
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        sums[name] = hashlib.blake2b(data.data, digest_size=8).hexdigest()
-    return sums
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -146,12 +136,5 @@ def _read_by_transformers(
 
 def _tied_names(model: Any) -> frozenset[str]:
     """Names in the state dict that share another weight's memory."""
-    seen: dict[tuple[int, torch.Size], str] = {}
-    tied = set()
-    for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and key in seen:
-            tied.add(name)
-        else:
-            seen[key] = name
-    return frozenset(tied)
+    state = model.state_dict()
+    return frozenset(state) - frozenset(without_ties(state.items()))

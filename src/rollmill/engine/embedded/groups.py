@@ -1,28 +1,26 @@
 """Weights that arrive through torch.distributed: process groups and update sessions.
 
-The trainer is rank 0 of a group and broadcasts one tensor after the other. What arrives is kept
-aside until the session ends and is then copied in at once, so a session that fails half-way
+The trainer is rank 0 of a group and broadcasts one tensor or bucket after the other. What arrives
+is kept aside until the session ends and is then copied in at once, so a session that fails half-way
 leaves the old weights.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from rollmill.engine.embedded.sampling import RequestError
+from rollmill.exchange import groups
+from rollmill.exchange.buckets import dtype_of, unflatten
+from rollmill.exchange.specs import WeightSpec
 
-BACKENDS = ("gloo", "nccl")
-_TIMEOUT = timedelta(minutes=5)
+TIMEOUT_S = 300.0
+MAX_BYTES = 2**43
 
 
 @dataclass(slots=True)
@@ -31,6 +29,8 @@ class UpdateSession:
 
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     version: str | None = None
+    failure: str | None = None
+    """Why an update of the session failed: then none of it is used."""
 
 
 @dataclass(slots=True)
@@ -44,12 +44,17 @@ class UpdateGroups:
         return name in self._groups
 
     def join(
-        self, name: str, *, address: str, port: int, rank: int, world_size: int, backend: str
+        self,
+        name: str,
+        *,
+        address: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        backend: str,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Join a group whose rank 0 listens on `address:port`; blocks until all are there.
-
-        A group of its own beside whatever default group a process has: the same steps as
-        SGLang takes, so either side may be either program.
 
         Raises:
             RequestError: the name is in use, or the backend is not available.
@@ -57,22 +62,19 @@ class UpdateGroups:
         """
         if name in self._groups:
             raise RequestError(f"the group {name!r} exists already")
-        if backend not in BACKENDS or not dist.is_backend_available(backend):
-            raise RequestError(f"backend must be one of {BACKENDS} and available, got {backend!r}")
-        url = f"tcp://{address}:{port}"
-        store, rank, world_size = next(rendezvous(url, rank, world_size, timeout=_TIMEOUT))
-        store.set_timeout(_TIMEOUT)
-        group, _ = distributed_c10d._new_process_group_helper(
-            world_size,
-            rank,
-            [],
-            dist.Backend(backend),
-            PrefixStore(name, store),
-            group_name=distributed_c10d.GroupName(name),
-            timeout=_TIMEOUT,
-        )
-        distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
-        self._groups[name] = group
+        store = groups.connect(address, port, rank, world_size, timeout_s)
+        try:
+            self._groups[name] = groups.join(
+                store,
+                name,
+                address=address,
+                rank=rank,
+                world_size=world_size,
+                backend=backend,
+                timeout_s=timeout_s,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
 
     def leave(self, name: str) -> None:
         """Leave a group.
@@ -83,12 +85,12 @@ class UpdateGroups:
         group = self._groups.pop(name, None)
         if group is None:
             raise RequestError(f"there is no group {name!r}")
-        dist.destroy_process_group(group)
+        groups.leave(group)
 
     def receive(
-        self, name: str, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[list[int]]
+        self, name: str, specs: Sequence[WeightSpec], *, is_bucket: bool
     ) -> dict[str, torch.Tensor]:
-        """One broadcast per tensor, in order.
+        """The weights that rank 0 broadcasts next: one by one, in order, or as one bucket.
 
         Raises:
             RequestError: no such group, or an impossible dtype or shape.
@@ -97,24 +99,26 @@ class UpdateGroups:
         group = self._groups.get(name)
         if group is None:
             raise RequestError(f"there is no group {name!r}; call init_weights_update_group first")
-        is_nccl = dist.get_backend(group) == "nccl"
-        device = self.device if is_nccl else torch.device("cpu")
+        _check(specs)
+        device = self.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        if is_bucket:
+            num_bytes = sum(spec.num_bytes for spec in specs)
+            flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            groups.broadcast(flat, group)
+            return unflatten(specs, flat)
         received = {}
-        for one, dtype, shape in zip(names, dtypes, shapes, strict=True):
-            tensor = torch.empty(_check_shape(shape), dtype=_dtype(dtype), device=device)
-            dist.broadcast(tensor, src=0, group=group)
-            received[one] = tensor
+        for spec in specs:
+            tensor = torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device=device)
+            groups.broadcast(tensor, group)
+            received[spec.name] = tensor
         return received
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise RequestError(f"unknown dtype {name!r}")
-    return dtype
-
-
-def _check_shape(shape: list[int]) -> list[int]:
-    if math.prod(shape) > 2**40 or any(size < 0 for size in shape):
-        raise RequestError(f"impossible shape {shape[:8]}")
-    return shape
+def _check(specs: Sequence[WeightSpec]) -> None:
+    for spec in specs:
+        try:
+            num_bytes = spec.num_bytes
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        if num_bytes > MAX_BYTES or any(size < 0 for size in spec.shape):
+            raise RequestError(f"impossible shape {list(spec.shape[:8])}")

@@ -126,6 +126,23 @@ async def loads(request: web.Request) -> web.Response:
     )
 
 
+async def get_load(request: web.Request) -> web.Response:
+    """GET /get_load: the shorter list of earlier SGLang releases, one entry per rank."""
+    state = request.app[STATE]
+    load = _load(state)
+    return json_reply(
+        [
+            {
+                "dp_rank": load["dp_rank"],
+                "num_reqs": load["num_running_reqs"] + load["num_waiting_reqs"],
+                "num_waiting_reqs": load["num_waiting_reqs"],
+                "num_tokens": load["num_used_tokens"],
+                "ts_tic": time.monotonic(),
+            }
+        ]
+    )
+
+
 def _load(state: ServerState) -> dict[str, Any]:
     engine = state.engine
     scheduler, counters = engine.scheduler, engine.counters

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from rollmill.config.engine import EmbeddedEngineConfig
 from rollmill.engine.embedded import (
     control,
+    deltas,
     distributed,
     generate,
     info,
@@ -226,6 +227,7 @@ def _routes() -> list[web.RouteDef]:
         ("/server_info", info.server_info),
         ("/get_server_info", info.server_info),
         ("/v1/loads", info.loads),
+        ("/get_load", info.get_load),
         ("/v1/models", openai.list_models),
         ("/v1/models/{model:.+}", openai.one_model),
         ("/metrics", metrics.metrics),
@@ -236,6 +238,7 @@ def _routes() -> list[web.RouteDef]:
         ("/pause_generation", control.pause_generation),
         ("/continue_generation", control.continue_generation),
         ("/update_weights_from_disk", updates.update_weights_from_disk),
+        ("/update_weights_from_delta", deltas.update_weights_from_delta),
         ("/update_weight_version", updates.update_weight_version),
         ("/init_weights_update_group", distributed.init_weights_update_group),
         ("/destroy_weights_update_group", distributed.destroy_weights_update_group),

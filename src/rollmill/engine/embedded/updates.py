@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 
 from aiohttp import web
 
@@ -13,6 +12,8 @@ from rollmill.engine.embedded.replies import field_of, json_reply, message_error
 from rollmill.engine.embedded.sampling import RequestError
 from rollmill.engine.embedded.state import STATE
 from rollmill.errors import ModelError
+from rollmill.exchange.buckets import specs_of
+from rollmill.exchange.checksum import ALGORITHM, checksums_of, total_of
 
 _LOAD_FORMATS = ("auto", "safetensors")
 
@@ -85,16 +86,25 @@ async def get_weights_by_name(request: web.Request) -> web.Response:
 
 
 async def weights_checker(request: web.Request) -> web.Response:
-    """GET|POST /weights_checker {action: "checksum"}: a checksum per weight and one of all."""
+    """GET|POST /weights_checker {action: "checksum"}: a checksum per weight and one of all.
+
+    `algorithm` and `dtypes` are extensions, for those who hold the same weights and want to compare
+    theirs. Generation goes on meanwhile; updates wait.
+    """
+    state = request.app[STATE]
     body = await read_body(request)
     if field_of(body, "action", str, "checksum") != "checksum":
         raise RequestError("the embedded engine knows one action: checksum")
-    engine = request.app[STATE].engine
-    sums = await asyncio.wrap_future(engine.call(lambda: checkpoint.checksums(engine.runner.model)))
-    joined = "".join(f"{name}={value};" for name, value in sorted(sums.items()))
-    total = hashlib.blake2b(joined.encode(), digest_size=8).hexdigest()
+    async with state.update_lock:
+        if "weights" in state.engine.released:
+            raise BusyError("the weights are released; resume them before asking for checksums")
+        weights = checkpoint.own_weights(state.engine.runner.model)
+        sums = await asyncio.to_thread(checksums_of, weights)
+    total = total_of(sums)
     rank = {
         "checksums": sums,
+        "algorithm": ALGORITHM,
+        "dtypes": {spec.name: spec.dtype for spec in specs_of(weights)},
         "per_gpu_checksum": total,
         "parallelism_info": {"tp_rank": 0, "tp_size": 1, "dp_rank": 0, "pp_rank": 0, "pp_size": 1},
     }

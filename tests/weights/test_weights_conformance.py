@@ -1,0 +1,187 @@
+"""What every weight transport must do, with a real trainer and two embedded engines.
+
+All tests share the processes and run in the order of this file, one transport after the other; each
+leaves a run whose engines serve its newest version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import VOCABULARY
+from weight_run import WeightRun, weight_run
+
+from rollmill.config.weights import WeightsConfig
+from rollmill.engine.types import GenerateResult
+from rollmill.errors import EngineError
+
+PROMPT = [5, 6, 7]
+LONG = {"max_new_tokens": 24, "temperature": 1.0, "ignore_eos": True}
+TRANSPORTS = ("disk", "distributed", "delta")
+
+Body = Callable[[WeightRun], Coroutine[Any, Any, None]]
+Run = Callable[[Body], None]
+
+
+Started = tuple[asyncio.Runner, WeightRun]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    opened = weight_run(tmp_path_factory.mktemp("weights"), bucket_mb=1)
+    with asyncio.Runner() as runner:
+        parts = runner.run(opened.__aenter__())
+        try:
+            yield runner, parts
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def run(request: pytest.FixtureRequest, started: Started) -> Iterator[Run]:
+    runner, parts = started
+    parts.use(request.param)
+
+    def call(body: Body) -> None:
+        runner.run(asyncio.wait_for(body(parts), 60))
+
+    yield call
+    runner.run(parts.transport.close())
+
+
+async def ask(run: WeightRun, number: int) -> list[asyncio.Task[GenerateResult]]:
+    """Long requests that are being written; every engine is slow enough to be caught at it."""
+    for client in run.pool.clients:
+        await client._post("/slow_down", {"forward_sleep_time": 0.02})
+    tasks = [
+        asyncio.create_task(run.pool.generate(f"r{i}", [*PROMPT, i % len(VOCABULARY)], LONG))
+        for i in range(number)
+    ]
+    running = 0
+    while running < number:
+        loads = [load for client in run.pool.clients for load in await client.loads()]
+        running = sum(load.num_running_reqs for load in loads)
+    return tasks
+
+
+async def hurry(run: WeightRun) -> None:
+    for client in run.pool.clients:
+        await client._post("/slow_down", {"forward_sleep_time": 0.0})
+
+
+def set_mode(run: WeightRun, mode: str) -> None:
+    run.transport._config = WeightsConfig(**run.config.weights.model_dump() | {"pause_mode": mode})
+
+
+def test_engines_hold_the_trainers_bytes_after_every_sync(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        for factor in (1.0, 1.001, 0.5, 1.0, 1.02):  # changes none, some or all elements
+            await run.train(factor)
+            metrics = await run.sync()
+            expected = await run.expected()
+            assert await run.served() == [expected, expected]
+            assert run.pool.expected_version == run.version
+            result = await run.pool.generate("r", PROMPT, LONG)
+            assert result.versions == (run.version,)
+            assert 0 <= metrics["weights/update_s"] <= metrics["weights/pause_s"]
+            assert metrics["weights/num_bytes"] > 0
+
+    run(body)
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_requests_in_flight_are_kept(run: Run, mode: str) -> None:
+    async def body(run: WeightRun) -> None:
+        set_mode(run, mode)
+        tasks = await ask(run, 8)
+        await run.train()
+        await run.sync()
+        await hurry(run)
+        results = await asyncio.gather(*tasks)
+        assert [result.num_tokens for result in results] == [24] * 8
+        assert {version for result in results for version in result.versions} <= {
+            run.version - 1,
+            run.version,
+        }
+        assert all(result.versions[-1] == run.version for result in results)
+
+    run(body)
+
+
+def test_a_sync_that_aborts_ends_requests_in_flight(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        set_mode(run, "abort")
+        tasks = await ask(run, 4)
+        await run.sync()
+        await hurry(run)
+        results = await asyncio.gather(*tasks)
+        assert all(result.is_aborted for result in results)
+        set_mode(run, "retract")
+
+    run(body)
+
+
+def test_a_failed_sync_keeps_the_old_weights(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        before, version = await run.served(), run.version
+        for client in run.pool.clients:
+            await client.release_memory(["weights"])  # then they refuse new ones
+        await run.train()
+        with pytest.raises(EngineError):
+            await run.sync()
+        for client in run.pool.clients:
+            await client.resume_memory(["weights"])
+        assert await run.served() == before
+        assert run.pool.expected_version == version
+        result = await run.pool.generate("r", PROMPT, LONG)
+        assert result.versions == (version,)
+        await run.sync()
+        assert await run.served() == [await run.expected()] * 2
+
+    run(body)
+
+
+def test_a_sync_between_the_release_of_weights_and_of_the_cache(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        await run.pool.release_memory(["kv_cache", "weights"])
+        await run.train()
+        await run.pool.resume_memory(["weights"])
+        await run.sync()
+        await run.pool.resume_memory(["kv_cache"])
+        assert await run.served() == [await run.expected()] * 2
+
+    run(body)
+
+
+def test_an_engine_that_was_killed_gets_the_served_weights_and_then_new_ones(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        await run.train()
+        await run.sync()
+        expected = await run.expected()
+        await run.train()  # the trainer is further on than the engines
+        num_deaths = run.pool.stats().num_engine_deaths
+        os.kill(run.pool.pids[0] or 0, signal.SIGKILL)
+        while run.pool.stats().num_engine_deaths == num_deaths:
+            await asyncio.wait([asyncio.create_task(asyncio.sleep(0.02))])
+        await run.until_ready(2)
+        assert await run.served() == [expected, expected]
+        await run.sync()
+        assert await run.served() == [await run.expected()] * 2
+        tasks = [run.pool.generate(f"r{i}", PROMPT, LONG) for i in range(8)]
+        assert {r.versions for r in await asyncio.gather(*tasks)} == {(run.version,)}
+
+    run(body)
+
+
+def test_the_shared_folder_holds_the_served_version_alone(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        names = [path.name for path in Path(run.config.weights.dir or "").glob("*/*")]
+        assert names == [f"version_{run.version:08d}"]
+
+    run(body)
