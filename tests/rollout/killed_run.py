@@ -17,9 +17,13 @@ from rollout_helpers import make_side
 from rollmill.cluster.local import LocalWorker
 from rollmill.config import Config
 from rollmill.engine.pool import EnginePool
-from rollmill.loop.parts import Parts
+from rollmill.loop.activities import Activities
+from rollmill.loop.doctor import StallDoctor
+from rollmill.loop.evaluations import Evaluations
+from rollmill.loop.parts import Parts, open_faults
 from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir, RunLock
+from rollmill.loop.sync import WeightSync
 from rollmill.loop.train import Loop
 from rollmill.rollout.generate import GenerateContext
 from rollmill.rollout.hooks import LoadedHooks
@@ -91,30 +95,46 @@ async def main(root: Path, url: str, variant: str) -> None:
             hooks=LoadedHooks(generate=generate),
             max_requests=settings["max_requests"],
         )
-        parts: Any = {
-            "config": config,
-            "run_dir": run_dir,
-            "engines": pool,
-            "rollouts": side.manager,
-            "evaluator": None,
-            "trainer": trainer,
-            "transport": DiskTransport(config.weights, root, dtype="float32"),
-            "checkpoints": CheckpointStore(run_dir.checkpoints, 2),
-            "records": Records(
-                MetricsLog(run_dir.metrics),
-                open_trackers(config.telemetry, root),
-                open_timeline(config.telemetry, root),
-                Dumps(config.telemetry, root),
+        transport = DiskTransport(config.weights, root, dtype="float32")
+        records = Records(
+            MetricsLog(run_dir.metrics),
+            open_trackers(config.telemetry, root),
+            open_timeline(config.telemetry, root),
+            Dumps(config.telemetry, root),
+        )
+        doctor = StallDoctor(
+            timeout_s=None,
+            policy="warn",
+            abort_timeout_s=1.0,
+            activities=Activities(),
+            engines=pool,
+        )
+        view = RunView(is_on=False, num_steps=NUM_STEPS)
+        nobody: Any = None  # there is nothing to evaluate
+        parts = Parts(
+            config=config,
+            run_dir=run_dir,
+            engines=pool,
+            rollouts=side.manager,
+            evaluations=Evaluations(
+                config, evaluator=nobody, records=records, view=view, doctor=doctor, apart=None
             ),
-            "view": RunView(is_on=False, num_steps=NUM_STEPS),
-        }
+            trainer=trainer,
+            sync=WeightSync(config, trainer=trainer, engines=pool, transport=transport),
+            checkpoints=CheckpointStore(run_dir.checkpoints, 2),
+            records=records,
+            view=view,
+            doctor=doctor,
+            faults=open_faults(config, run_dir),
+            constant_metrics={},
+        )
         try:
             await trainer.start()
             async with pool:
-                await Loop(Parts(**parts), asyncio.Event()).run()
+                await Loop(parts, asyncio.Event()).run()
         finally:
             side.ledger.close()
-            await parts["transport"].close()
+            await transport.close()
             await trainer.stop()
 
 
