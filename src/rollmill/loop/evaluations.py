@@ -84,6 +84,7 @@ class Evaluations:
         self._doctor = doctor
         self._apart = apart
         self._running: asyncio.Task[None] | None = None
+        self._step = -1
         self.results: dict[int, dict[str, float]] = {}
 
     @property
@@ -101,8 +102,9 @@ class Evaluations:
                 self.results[record["step"]] = figures
 
     def is_due(self, step: int) -> bool:
-        """Whether there is something to evaluate at `step` that was not yet."""
-        return bool(self._config.eval.datasets) and step not in self.results
+        """Whether there is something to evaluate at `step` that was not yet, nor is now."""
+        is_begun = step in self.results or step == self._step
+        return bool(self._config.eval.datasets) and not is_begun
 
     async def run(self, step: int, trainer: Worker) -> None:
         """Evaluate the weights of `step`; returns when training may go on.
@@ -110,6 +112,7 @@ class Evaluations:
         Raises:
             RollmillError: this evaluation failed, or one that went on beside training.
         """
+        self._step = step
         if self._apart is None:
             await self._evaluate(step, self._doctor.watch(self._evaluator.run(step)))
             return
