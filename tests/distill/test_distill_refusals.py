@@ -1,0 +1,356 @@
+"""What recorded answers must not be: each refused with the file, the row and what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from distill_helpers import World, config_of, open_answers, prepare_now, spoil
+
+from rollmill.config import Config
+from rollmill.config.load import parse_config
+from rollmill.distill.identity import tokenizer_identity, weights_hash
+from rollmill.distill.manifest import FILE_NAME, read_manifest, write_manifest
+from rollmill.distill.recorded import check_scores
+from rollmill.errors import ConfigError, DataError
+from rollmill.loop.distill import mismatch_metrics
+from support.tiny import make_tiny_model, make_tokenizer
+
+Rows = list[dict[str, Any]]
+
+
+def change_settings(folder: Path, **changes: Any) -> None:
+    manifest = read_manifest(folder)
+    settings = msgspec.structs.replace(manifest.settings, **changes)
+    write_manifest(folder, msgspec.structs.replace(manifest, settings=settings))
+
+
+def test_good_answers_are_taken(world: World, prepared: Path) -> None:
+    source = open_answers(world, prepared)
+    assert len(source) == 48
+    assert source.recording.allowed == ()
+
+
+# -- the models ----------------------------------------------------------------------------------
+
+
+def test_another_teacher_than_that_of_sft_is_refused(world: World, copy: Path) -> None:
+    change_settings(copy, sft_teacher="sha256:somebody else")
+    with pytest.raises(ConfigError, match="teacher of the SFT data is not the teacher") as error:
+        open_answers(world, copy)
+    assert error.value.expected == "sha256:somebody else"
+    assert error.value.found == weights_hash(world.teacher)
+    assert "opd.allow_mismatch: [teacher]" in str(error.value.fix)
+
+
+def test_an_unknown_sft_teacher_is_refused_and_not_assumed(world: World, copy: Path) -> None:
+    change_settings(copy, sft_teacher=None)
+    with pytest.raises(ConfigError, match="nobody says which teacher"):
+        open_answers(world, copy)
+
+
+def test_preparing_with_another_teacher_is_refused_before_an_answer_is_drawn(
+    world: World, tmp_path: Path
+) -> None:
+    config = config_of(world, opd__data=str(tmp_path / "new"), opd__sft_teacher=str(world.student))
+    with pytest.raises(ConfigError, match="teacher of the SFT data"):
+        prepare_now(world, config)
+    assert not list((tmp_path / "new").glob("*.parquet"))
+
+
+def test_other_starting_weights_than_the_sampled_ones_are_refused(
+    world: World, prepared: Path
+) -> None:
+    with pytest.raises(ConfigError, match="starts from other weights") as error:
+        open_answers(world, prepared, model__path=str(world.teacher))
+    assert error.value.expected == weights_hash(world.student)
+
+
+def test_another_tokenizer_is_refused(world: World, copy: Path) -> None:
+    other = make_tokenizer()
+    other.add_tokens(["ab"])
+    change_settings(copy, tokenizer=tokenizer_identity(other))
+    with pytest.raises(ConfigError, match="tokenizer is not") as error:
+        open_answers(world, copy)
+    assert "vocabulary" in str(error.value.expected)
+
+
+def test_another_chat_template_is_refused(world: World, copy: Path) -> None:
+    other = make_tokenizer()
+    other.chat_template = "{{ messages }}"
+    change_settings(copy, tokenizer=tokenizer_identity(other))
+    with pytest.raises(ConfigError, match="chat template is not"):
+        open_answers(world, copy)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(world: World, tmp_path: Path) -> None:
+    teacher = make_tiny_model(tmp_path / "teacher", 3, hidden_size=32, layers=1)
+    other = make_tokenizer()
+    other.add_tokens(["ab"])
+    other.save_pretrained(teacher)
+    config = config_of(world, opd__data=str(tmp_path / "new"), opd__teacher={"path": str(teacher)})
+    with pytest.raises(ConfigError, match="tokenizer is not the student's") as error:
+        prepare_now(world, config)
+    assert error.value.where == f"opd.teacher: {teacher}"
+
+
+# -- the sampling --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, value", [("temperature", 0.7), ("top_p", 0.9), ("top_k", 20), ("min_new_tokens", 3)]
+)
+def test_sampling_from_another_distribution_than_is_scored_is_refused(
+    world: World, name: str, value: float
+) -> None:
+    for mode in ("live", "offline"):
+        with pytest.raises(ConfigError, match=f"rollout.sampling.{name}: expected"):
+            config_of(world, opd__mode=mode, **{f"rollout__sampling__{name}": value})
+
+
+def test_recorded_answers_of_another_temperature_are_refused(world: World, copy: Path) -> None:
+    sampling = {**read_manifest(copy).settings.sampling, "temperature": 0.7}
+    change_settings(copy, sampling=sampling)
+    with pytest.raises(ConfigError, match="sampled from another distribution") as error:
+        open_answers(world, copy)
+    assert error.value.found == "0.7"
+
+
+def test_a_row_of_another_temperature_is_refused(world: World, copy: Path) -> None:
+    def change(rows: Rows) -> None:
+        rows[7]["sampling_json"] = json.dumps({"temperature": 0.7})
+
+    spoil(copy, change)
+    with pytest.raises(DataError, match=r"shard_00001.parquet:7: .*temperature: expected 1.0"):
+        open_answers(world, copy)
+
+
+def test_live_sampling_cannot_be_overridden(world: World) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.sampling\.temperature"):
+        config_of(
+            world,
+            opd__mode="live",
+            opd__allow_mismatch=["sampling"],
+            rollout__sampling__temperature=0.7,
+        )
+
+
+# -- the rows ------------------------------------------------------------------------------------
+
+
+def set_to(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(row: dict[str, Any]) -> None:
+        row[name] = value(row[name])
+
+    return change
+
+
+BAD_ROWS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "too few teacher log-probs": (
+        set_to("teacher_log_probs", lambda v: v[:-1]),
+        "teacher_log_probs: expected 6, one per response token, found 5",
+    ),
+    "one teacher log-prob for all": (
+        set_to("teacher_log_probs", lambda v: v[:1]),
+        "teacher_log_probs: expected 6, one per response token, found 1",
+    ),
+    "too many student log-probs": (
+        set_to("student_log_probs", lambda v: [*v, -1.0]),
+        "student_log_probs: expected 6, one per response token, found 7",
+    ),
+    "a positive log-prob": (
+        set_to("teacher_log_probs", lambda v: [*v[:2], 0.5, *v[3:]]),
+        "teacher_log_probs: expected finite numbers, none above 0, found 0.5 at position 2",
+    ),
+    "a log-prob that is not a number": (
+        set_to("sampler_log_probs", lambda v: [math.nan, *v[1:]]),
+        "sampler_log_probs: expected finite numbers, none above 0, found nan at position 0",
+    ),
+    "an infinite log-prob": (
+        set_to("teacher_log_probs", lambda v: [*v[:-1], -math.inf]),
+        "found -inf at position 5",
+    ),
+    "a log-prob that is null": (
+        set_to("teacher_log_probs", lambda v: [None, *v[1:]]),
+        "found nan at position 0",
+    ),
+    "no teacher log-probs": (
+        set_to("teacher_log_probs", lambda v: None),
+        "no value for teacher_log_probs",
+    ),
+    "a response id outside the vocabulary": (
+        set_to("response_tokens", lambda v: [*v[:-1], 48]),
+        "response_tokens: expected ids from 0 to 47, found 48 at position 5",
+    ),
+    "a negative prompt id": (
+        set_to("prompt_tokens", lambda v: [-1, *v[1:]]),
+        "prompt_tokens: expected ids from 0 to 47, found -1 at position 0",
+    ),
+    "an empty prompt": (set_to("prompt_tokens", lambda v: []), "expected at least one, found none"),
+    "too many tokens": (
+        set_to("prompt_tokens", lambda v: v * 20),
+        "expected at most 32 tokens in all, found 126",
+    ),
+    "an unknown finish reason": (
+        set_to("finish_reason", lambda v: "abort"),
+        "finish_reason: expected stop or length, found 'abort'",
+    ),
+    "other contents than were written": (
+        set_to("teacher_log_probs", lambda v: [v[0] / 2, *v[1:]]),
+        "the checksum is of other contents",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows_are_refused(world: World, copy: Path, name: str) -> None:
+    change, text = BAD_ROWS[name]
+    row = -1
+
+    def spoil_a_full_answer(rows: Rows) -> None:
+        nonlocal row
+        row = next(n for n, each in enumerate(rows) if len(each["response_tokens"]) == 6)
+        change(rows[row])
+
+    spoil(copy, spoil_a_full_answer)
+    with pytest.raises(DataError) as error:
+        open_answers(world, copy)
+    assert f"shard_00001.parquet:{row}: " in str(error.value)
+    assert text in str(error.value)
+
+
+def test_every_refused_row_is_named(world: World, copy: Path) -> None:
+    def change(rows: Rows) -> None:
+        for row in rows:
+            row["teacher_log_probs"] = []
+
+    spoil(copy, change)
+    with pytest.raises(DataError) as error:
+        open_answers(world, copy)
+    assert "32 rows" in str(error.value)
+    for number in range(32):
+        assert f"shard_00001.parquet:{number}" in str(error.value)
+
+
+# -- the files -----------------------------------------------------------------------------------
+
+
+def test_rows_that_changed_places_are_refused(world: World, copy: Path) -> None:
+    spoil(copy, lambda rows: rows.reverse())
+    with pytest.raises(DataError, match="not the one that was prepared"):
+        open_answers(world, copy)
+
+
+def test_a_missing_shard_is_refused(world: World, copy: Path) -> None:
+    (copy / "shard_00002.parquet").unlink()
+    with pytest.raises(DataError, match=r"cannot be read[\s\S]*shard_00002"):
+        open_answers(world, copy)
+
+
+def test_a_preparation_that_did_not_finish_is_refused(world: World, copy: Path) -> None:
+    write_manifest(copy, msgspec.structs.replace(read_manifest(copy), is_complete=False))
+    with pytest.raises(DataError, match="did not finish"):
+        open_answers(world, copy)
+
+
+def test_a_damaged_manifest_is_refused(world: World, copy: Path) -> None:
+    (copy / FILE_NAME).write_text('{"settings": {}}')
+    with pytest.raises(DataError, match="manifest of the recorded answers cannot be read"):
+        open_answers(world, copy)
+
+
+def test_another_number_of_answers_per_prompt_is_refused(world: World, prepared: Path) -> None:
+    with pytest.raises(DataError, match="groups of the configured size"):
+        open_answers(world, prepared, rollout__n_samples_per_prompt=1)
+
+
+# -- the scores ----------------------------------------------------------------------------------
+
+
+def test_rows_that_the_trainer_scores_differently_are_refused(world: World, prepared: Path) -> None:
+    places = open_answers(world, prepared).draw(8, seed=0)
+    scores = [place.read().student_log_probs.copy() for place in places]
+    check_scores(places, scores, tolerance=0.05)
+    scores[3] = scores[3] - np.float32(0.1)
+    scores[5] = np.roll(scores[5], 1)
+    with pytest.raises(DataError, match="not those of the starting weights") as error:
+        check_scores(places, scores, tolerance=0.05)
+    assert str(places[3]) in str(error.value)
+    assert str(places[5]) in str(error.value)
+    assert str(places[4]) not in str(error.value)
+
+
+# -- overrides -----------------------------------------------------------------------------------
+
+
+def test_an_override_is_explicit_and_shows_in_the_metrics(world: World, copy: Path) -> None:
+    change_settings(copy, sft_teacher="sha256:somebody else", student="sha256:another")
+    with pytest.raises(ConfigError, match="other weights"):
+        open_answers(world, copy, opd__allow_mismatch=["teacher"])
+    allowed = ["teacher", "student"]
+    source = open_answers(world, copy, opd__allow_mismatch=allowed)
+    config = config_of(world, opd__allow_mismatch=allowed)
+    assert mismatch_metrics(config, source) == {
+        "opd/mismatch_allowed": 2.0,
+        "opd/mismatch_allowed/student": 1.0,
+        "opd/mismatch_allowed/teacher": 1.0,
+    }
+
+
+def test_an_override_of_nothing_counts_as_nothing(world: World, prepared: Path) -> None:
+    config = config_of(world, opd__allow_mismatch=["teacher"])
+    source = open_answers(world, prepared, opd__allow_mismatch=["teacher"])
+    assert mismatch_metrics(config, source) == {"opd/mismatch_allowed": 0.0}
+
+
+# -- the configuration ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"trainer__algorithm__old_log_probs": "rollout"}, "old_log_probs: expected recompute"),
+        ({"trainer__algorithm__advantage": "grpo"}, "advantage: expected none"),
+        ({"trainer__algorithm__loss": "ppo_clip"}, "loss: expected policy_gradient"),
+        ({"trainer__algorithm__loss": "sft"}, "sft has no advantages"),
+        (
+            {"trainer__algorithm__importance_correction": "mask"},
+            "importance_correction: expected none",
+        ),
+        ({"rollout__source": "generate"}, "rollout.source: expected replay"),
+        ({"opd__data": None}, "data: expected the folder"),
+        ({"opd__mode": "live", "opd__teacher": None}, "expected a teacher's path or url"),
+        ({"opd__mode": "live", "opd__importance": "truncate"}, "importance: expected none"),
+        ({"opd__teacher": {"url": "http://a", "path": "b"}}, "exactly one of `path` and `url`"),
+        ({"opd__teachers": {"": {"url": "http://a"}}}, "a name is empty"),
+    ],
+)
+def test_settings_that_contradict_distillation_are_refused(
+    world: World, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        config_of(world, **changes)
+
+
+def test_offline_is_a_replay_without_saying_so(world: World) -> None:
+    config: Config = config_of(world)
+    assert config.rollout.is_replay
+    assert not config.needs_engines
+
+
+def test_the_old_place_of_the_term_is_unknown(world: World) -> None:
+    with pytest.raises(ConfigError, match="opd_coef"):
+        parse_config(
+            {
+                "model": {"path": "x"},
+                "data": {"path": "y"},
+                "trainer": {"algorithm": {"opd_coef": 1.0}},
+            },
+            where="the test",
+        )
