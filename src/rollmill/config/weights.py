@@ -19,8 +19,10 @@ class WeightsConfig(Section):
     dir: str | None = None
     """The shared folder; null takes `/dev/shm` when it is there and large enough, else the run
     folder. `distributed` uses it only for engines that come back between two syncs."""
-    pause_mode: Literal["abort", "retract", "in_place"] = "retract"
-    """What running requests do while weights change."""
+    pause_mode: Literal["abort", "retract", "in_place", "drain"] = "retract"
+    """What running requests do while weights change. They go on afterwards from the tokens they
+    have: with a fresh KV cache (`retract`), the old one (`in_place`), or as new requests (`abort`).
+    `drain` waits for them to end first, so that every answer is of one version."""
     verify_checksum: bool = True
     """After each sync, compare the engines' checksums of all weights with the trainer's, while
     generation goes on. SGLang's checksums are compared with each other instead."""

@@ -42,6 +42,7 @@ class Admission:
         self._num_inside = 0
         self._waiting: deque[_Waiting] = deque()
         self._is_closed = False
+        self._left = asyncio.Event()
         self._continuation: asyncio.Handle | None = None
 
     @property
@@ -91,7 +92,14 @@ class Admission:
         """Give the place back."""
         self._inside[name] -= 1
         self._num_inside -= 1
+        self._left.set()
         self._admit()
+
+    async def until_empty(self) -> None:
+        """Return when nobody is inside."""
+        while self._num_inside:
+            self._left.clear()
+            await self._left.wait()
 
     def close(self) -> None:
         """Nobody enters until `open`; who is inside stays."""

@@ -12,11 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from rollmill.engine.admission import Admission
-from rollmill.engine.client import MemoryTag, PauseMode
+from rollmill.engine.client import MemoryTag
 from rollmill.engine.delivery import Delivery
 from rollmill.engine.errors import EngineCallError, EngineRefused, WrongVersion
 from rollmill.engine.health import Phase
 from rollmill.engine.member import Member
+from rollmill.engine.types import HoldMode
 from rollmill.engine.weight_calls import WeightSums
 from rollmill.engine.weight_state import WeightState
 
@@ -41,11 +42,14 @@ class Control:
         self._weights = weights
         self._admission = admission
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: HoldMode) -> None:
         """Hold generation on every engine, and new requests at the gate."""
         self._weights.is_paused = True
         self._set_gate()
-        await self._on_all("pause", lambda member: member.client.pause(mode))
+        if mode == "drain":  # each request has a deadline, so this ends
+            await self._admission.until_empty()
+        held = "retract" if mode == "drain" else mode
+        await self._on_all("pause", lambda member: member.client.pause(held))
 
     async def resume(self) -> None:
         """Go on; the gate opens even when an engine does not obey."""

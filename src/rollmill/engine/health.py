@@ -80,6 +80,10 @@ class EngineHealth:
         self.strikes = 0
         self.is_doubted = False
 
+    def is_there(self) -> None:
+        """An engine that cannot generate now, because it is held, answered anything."""
+        self.strikes = 0
+
     def current(self) -> None:
         """The engine confirmed that it serves the current weights."""
         if self.phase is Phase.STALE:

@@ -231,8 +231,12 @@ class Member:
         if not self.health.takes_requests:
             interval = min(interval, RETRY_PROBE_S)
         await self._wait(interval)
-        if not self._weights.is_generating or self.health.phase is not Phase.READY:
-            return  # a paused engine cannot prove its health: SGLang answers 503
+        if self.health.phase is not Phase.READY:
+            return
+        if not self._weights.is_generating:  # it cannot prove its health, only that it is there
+            await self.client.ping(timeout_s=self._config.health_timeout_s)
+            self.health.is_there()
+            return
         await self.client.health(timeout_s=self._config.health_timeout_s)
         was_taking = self.health.takes_requests
         self.health.answered()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from rollmill.config.engine import EngineConfig
 from rollmill.engine.admission import Admission
-from rollmill.engine.client import EngineClient, MemoryTag, PauseMode
+from rollmill.engine.client import EngineClient, MemoryTag
 from rollmill.engine.control import Control
 from rollmill.engine.delivery import Delivery, FolderDelivery
 from rollmill.engine.dispatch import AbortReport, Dispatcher, Lane, Request
@@ -33,7 +33,7 @@ from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
 from rollmill.engine.router import SGLANG_ROUTER, RouterLane, RouterProcess
 from rollmill.engine.turns import Turns
-from rollmill.engine.types import GenerateResult
+from rollmill.engine.types import GenerateResult, HoldMode
 from rollmill.engine.weight_calls import WeightSums
 from rollmill.engine.weight_state import WeightState
 from rollmill.errors import first_error
@@ -314,11 +314,12 @@ class EnginePool:
 
     # -- every engine at once ------------------------------------------------------------------
 
-    async def pause_all(self, mode: PauseMode) -> None:
+    async def pause_all(self, mode: HoldMode) -> None:
         """Hold generation on every engine; new requests wait here until `resume_all`.
 
-        Running requests are ended (`abort`), queued again (`retract`) or kept as they are
-        (`in_place`). An engine that cannot be paused while others can is started again.
+        Running requests are ended (`abort`), queued again (`retract`), kept as they are
+        (`in_place`) or waited for (`drain`). An engine that cannot be paused while others can is
+        started again.
         """
         await self._control.pause(mode)
 

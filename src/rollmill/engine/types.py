@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from rollmill.sample import EngineCounters, FloatArray, IntArray, Segment, float_array, int_array
+
+HoldMode = Literal["abort", "retract", "in_place", "drain"]
+"""What happens to running requests while weights change: they end, are queued again, stay as they
+are, or are waited for."""
 
 
 class FinishReason(StrEnum):

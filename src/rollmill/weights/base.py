@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollmill.config.weights import WeightsConfig
-from rollmill.engine.client import EngineClient, PauseMode
+from rollmill.engine.client import EngineClient
 from rollmill.engine.delivery import Delivery
+from rollmill.engine.types import HoldMode
 from rollmill.engine.weight_calls import WeightSums
 from rollmill.weights.sums import TrainerSums, check_sums
 
@@ -39,7 +40,7 @@ class Engines(Protocol):
     def clients(self) -> Sequence[EngineClient]:
         """One client per engine."""
 
-    async def pause_all(self, mode: PauseMode) -> None:
+    async def pause_all(self, mode: HoldMode) -> None:
         """Hold generation."""
 
     async def resume_all(self) -> None:
