@@ -64,11 +64,11 @@ def rollmill(*arguments: str | Path, timeout: float = 240) -> subprocess.Complet
     )
 
 
-def start_rollmill(*arguments: str | Path) -> subprocess.Popen[str]:
+def start_rollmill(*arguments: str | Path, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
     """Start the command line and leave it running."""
     return subprocess.Popen(
         [sys.executable, "-m", "rollmill.cli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
         env=quiet_environment(),
