@@ -11,12 +11,13 @@ import asyncio
 import functools
 import gc
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 NUM_CAUSES = 3
+Seconds = defaultdict[str, float]
 
 
 @dataclass
@@ -25,12 +26,10 @@ class Turn:
 
     clock: float = 0.0
     cpu: float = 0.0
-    causes: Counter[str] = field(default_factory=Counter)
+    causes: Seconds = field(default_factory=lambda: defaultdict(float))
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {seconds * 1e3:.1f}" for name, seconds in self.causes.most_common(NUM_CAUSES)
-        )
+        parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in most_of(self.causes))
         return f"{self.cpu * 1e3:5.1f} ms CPU, {self.clock * 1e3:5.1f} ms by the clock ({parts})"
 
 
@@ -42,7 +41,7 @@ class Phase:
     seconds: float = 0.0
     longest_by_cpu: Turn = field(default_factory=Turn)
     longest_by_clock: Turn = field(default_factory=Turn)
-    longest_callback: Counter[str] = field(default_factory=Counter)
+    longest_callback: Seconds = field(default_factory=lambda: defaultdict(float))
 
     def add(self, turn: Turn) -> None:
         self.num_turns += 1
@@ -65,14 +64,15 @@ class LoopWatch:
         self._phase = phase
         self._turn = Turn()
         self._started = (0.0, 0.0)
-        self._longest: Counter[str] = Counter()
+        self._longest: Seconds = defaultdict(float)
         self._gc_started = 0.0
         self._gc_in_callback = 0.0
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin. There is no end: a watch is for one process."""
-        selector: Any = loop._selector  # type: ignore[attr-defined]
-        select, run = selector.select, asyncio.Handle._run  # type: ignore[attr-defined]
+        private: Any = loop
+        selector, handles = private._selector, private_handles()
+        select, run = selector.select, handles._run
 
         def watched_select(timeout: float | None = None) -> Any:
             self._end_turn()
@@ -90,7 +90,7 @@ class LoopWatch:
             self._longest[name] = max(self._longest[name], seconds)
 
         selector.select = watched_select
-        asyncio.Handle._run = watched_run  # type: ignore[attr-defined]
+        handles._run = watched_run
         gc.callbacks.append(self._collected)
         self._started = (time.monotonic(), time.thread_time())
 
@@ -100,7 +100,7 @@ class LoopWatch:
             print(f"{name}: {phase.num_turns} turns, {phase.seconds:.2f} s of CPU")
             print(f"  longest turn by CPU    {phase.longest_by_cpu}")
             print(f"  longest by the clock   {phase.longest_by_clock}")
-            for cause, seconds in phase.longest_callback.most_common(NUM_CAUSES):
+            for cause, seconds in most_of(phase.longest_callback):
                 print(f"  longest callback       {seconds * 1e3:5.1f} ms CPU  {cause}")
         for name, (cpu, clock) in self.longest_calls.items():
             print(f"longest {name}: {cpu * 1e3:.1f} ms CPU, {clock * 1e3:.1f} ms by the clock")
@@ -130,7 +130,7 @@ class LoopWatch:
             phase.add(self._turn)
             for cause, seconds in self._longest.items():
                 phase.longest_callback[cause] = max(phase.longest_callback[cause], seconds)
-        self._turn, self._longest = Turn(), Counter()
+        self._turn, self._longest = Turn(), defaultdict(float)
 
     def _collected(self, moment: str, info: dict[str, int]) -> None:
         now = time.thread_time()
@@ -144,9 +144,19 @@ class LoopWatch:
         self._longest[name] = max(self._longest[name], seconds)
 
 
+def private_handles() -> Any:
+    """The class of what a loop runs, whose private parts are looked at."""
+    return asyncio.Handle
+
+
+def most_of(seconds: Seconds) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])[:NUM_CAUSES]
+
+
 def name_of(handle: asyncio.Handle) -> str:
     """What a handle runs: a function, or the coroutine of the task that it steps."""
-    callback = handle._callback  # type: ignore[attr-defined]
+    private: Any = handle
+    callback = private._callback
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return str(getattr(owner.get_coro(), "__qualname__", owner.get_name()))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.data.ledger import FINAL, NEXT, Ledger, State
+from rollmill.data.ledger import FINAL, FLUSH_EVENTS, NEXT, Ledger, State
 from rollmill.data.ledger_report import read_history, read_report
 from rollmill.errors import LedgerError
 
@@ -100,6 +100,28 @@ def test_what_cannot_be_written_is_an_error_and_is_written_later(tmp_path: Path)
     walk(ledger, 0, State.IN_FLIGHT)
     ledger.flush()
     assert [event.state for event in read_history(path, 0)] == [State.ISSUED, State.IN_FLIGHT]
+
+
+def test_what_the_writing_thread_cannot_write_is_an_error_and_is_written_later_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmill.data.ledger.FLUSH_SECONDS", 1e9)  # by their number only
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger._db.execute("PRAGMA busy_timeout=0")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for group in range(FLUSH_EVENTS):  # the last one is handed over with all before it
+        walk(ledger, group, State.ISSUED)
+    walk(ledger, 0, State.IN_FLIGHT)
+    with pytest.raises(LedgerError, match="cannot be written: database is locked"):
+        ledger.flush()
+    other.execute("ROLLBACK")
+    walk(ledger, 0, State.READY)
+    assert ledger.position() == FLUSH_EVENTS + 2
+    states = [event.state for event in read_history(path, 0)]
+    assert states == [State.ISSUED, State.IN_FLIGHT, State.READY]
+    ledger.close()
 
 
 def test_reasons_are_counted_for_readers(tmp_path: Path) -> None:

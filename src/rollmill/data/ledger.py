@@ -6,9 +6,10 @@ number. The number of the last event is the ledger's *position*; a checkpoint st
 history of a group tells the whole story). Consumed, rejected and failed are final: a group that
 reached one of them can never be trained (again).
 
-One process writes, in batched transactions (write-ahead log); any number may read. What was
-recorded and not yet written is lost with the process, and that is no harm: a resume goes back to
-a position that was written before its checkpoint was.
+One process writes, in batched transactions (write-ahead log); any number may read. A thread writes,
+so that nobody who records waits for the disk. What was recorded and not yet written is lost with
+the process, and that is no harm: a resume goes back to a position that was written before its
+checkpoint was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -75,6 +77,9 @@ NEXT: dict[State | None, frozenset[State]] = {
 }
 
 
+_Event = tuple[int, str, int | None, str | None, int, float]
+
+
 class Ledger:
     """The writing side; `ledger_report` is for everyone else.
 
@@ -89,7 +94,7 @@ class Ledger:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(SCHEMA)
@@ -99,7 +104,10 @@ class Ledger:
                 where=str(path),
                 fix="move the file away to start with empty books",
             ) from None
-        self._buffer: list[tuple[int, str, int | None, str | None, int, float]] = []
+        self._buffer: list[_Event] = []
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._handed_over: list[_Event] = []
+        self._writing: Future[None] | None = None
         self._last_flush = time.monotonic()
         self._highest = -1
         self._load()
@@ -116,7 +124,8 @@ class Ledger:
         """Move a group to a state.
 
         Raises:
-            LedgerError: the group cannot go there from where it is (trained twice, for example).
+            LedgerError: the group cannot go there from where it is (trained twice, for example);
+                or what was recorded before cannot be written.
         """
         before = self._live.get(group_index)
         if before is None and self._was_closed(group_index):
@@ -134,26 +143,56 @@ class Ledger:
         self._buffer.append((group_index, state, step, reason, num_tokens, time.time()))
         is_due = time.monotonic() - self._last_flush > FLUSH_SECONDS
         if is_due or len(self._buffer) >= FLUSH_EVENTS:
-            self.flush()
+            self._hand_over()
 
     def flush(self) -> None:
-        """Write what is buffered, in one transaction."""
-        self._last_flush = time.monotonic()
-        if not self._buffer:
+        """Return when all that was recorded is written.
+
+        Raises:
+            LedgerError: it cannot be written; it is kept, and the next call tries again.
+        """
+        self._end_writing()
+        self._write(self._buffer)
+        self._buffer.clear()
+
+    def _hand_over(self) -> None:
+        """Have the thread write what is buffered, unless it is still at work."""
+        if self._writing is not None and not self._writing.done():
             return
-        newest = {row[0]: row[:5] for row in self._buffer}
+        self._end_writing()
+        self._handed_over, self._buffer = self._buffer, []
+        self._writing = self._writer.submit(self._write, self._handed_over)
+
+    def _end_writing(self) -> None:
+        """Wait for the thread; what it could not write is at the front of the buffer again."""
+        self._last_flush = time.monotonic()
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.result()
+        except LedgerError:
+            self._buffer = self._handed_over + self._buffer
+            raise
+        finally:
+            self._handed_over = []
+
+    def _write(self, events: list[_Event]) -> None:
+        """One transaction. Only one thread at a time is here, or uses the database otherwise."""
+        if not events:
+            return
+        newest = {row[0]: row[:5] for row in events}
         with self._transaction():
             self._db.executemany(
                 "INSERT INTO events (group_index, state, step, reason, num_tokens, time) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                self._buffer,
+                events,
             )
             self._db.executemany(
                 "INSERT OR REPLACE INTO groups (group_index, state, step, reason, num_tokens) "
                 "VALUES (?, ?, ?, ?, ?)",
                 newest.values(),
             )
-        self._buffer.clear()
 
     def position(self) -> int:
         """The number of the last event, everything written and safe from a loss of power."""
@@ -241,6 +280,7 @@ class Ledger:
         try:
             self.flush()
         finally:
+            self._writer.shutdown()
             self._db.close()
 
     def _load(self) -> None:
