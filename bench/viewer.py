@@ -1,11 +1,13 @@
 """How long the viewer takes on a run of 2,000 steps x 512 samples of 1,024 tokens.
 
-    python bench/viewer.py [--steps 2000] [--samples 512] [--tokens 1024] [--folder DIR]
+    python bench/viewer.py [--steps 2000] [--samples 512] [--tokens 1024] [--folder DIR] [--browser]
 
 Makes the run (metrics, samples, ledger; eight different sample files, linked under 2,000 names),
 starts the viewer in a process of its own and times what a person waits for, each on files the
 viewer has not read yet: the first page (the page, its scripts, the list of runs and all curves of
-the overview) and samples of steps all over the run (the list of the step, then the sample).
+the overview) and samples of steps all over the run (the list of the step, then the sample). With
+--browser a headless Chromium opens the same places, and its own clock says how long it took until
+all charts, or the sample's tokens, were drawn.
 
 Expected on one core of a laptop: first page under 1 s, any sample under 300 ms.
 """
@@ -16,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,14 +29,12 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from rollmill.data.ledger import Ledger, State
 from rollmill.sample import Sample, Segment, Status
-from rollmill.sample_rows import row_schema, sample_to_row
+from rollmill.telemetry.samples import SampleDump
 from support.made_run import byte_tokenizer
 
 NUM_FILES = 8
@@ -76,7 +77,7 @@ def make_big_run(root: Path, num_steps: int, num_samples: int, num_tokens: int) 
 def _samples_file(
     root: Path, number: int, num_samples: int, num_tokens: int, rng: np.random.Generator
 ) -> Path:
-    rows = []
+    samples = []
     for index in range(num_samples):
         ids = rng.integers(0, 256, num_tokens)
         log_probs = -rng.gamma(0.4, 1.0, num_tokens)
@@ -93,10 +94,8 @@ def _samples_file(
             reward=float(rng.random() < 0.5),
             reward_outcome="value",
         )
-        rows.append(sample_to_row(sample))
-    path = root / f"kind_{number}"
-    pq.write_table(pa.Table.from_pylist(rows, schema=row_schema()), path)
-    return path
+        samples.append(sample)
+    return SampleDump(root / "kinds").write(number, samples)
 
 
 class Client:
@@ -133,7 +132,55 @@ def open_sample(client: Client, step: int, row: int) -> tuple[float, float]:
     return listed - started, time.perf_counter() - listed
 
 
-def measure(root: Path, num_steps: int, num_samples: int) -> dict[str, float]:
+def browse(address: str, places: list[tuple[int, int]]) -> dict[str, float]:
+    """What a person at a browser waits for, in milliseconds, by the browser's clock."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    until = (
+        "const done = arguments[arguments.length - 1], start = performance.now();"
+        "const look = () => ({condition}) ? done(performance.now() - {since}) : "
+        "requestAnimationFrame(look); {action}; look();"
+    )
+    profile = tempfile.mkdtemp(prefix="rollmill-chromium-")
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    options.page_load_strategy = "eager"
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    driver.set_script_timeout(60)
+    try:
+        driver.get(address)
+        drawn = "document.querySelectorAll('.chart-card canvas').length >= 12"
+        page = driver.execute_async_script(until.format(condition=drawn, since=0, action=""))
+        times = []
+        for step, row in places:
+            where = f"#/samples?run=0&kind=train&step={step}&row={row}"
+            sample = f"document.querySelector('.sample h2')?.innerText === 'Sample {row}'"
+            condition = (
+                f"{sample} && document.querySelector('.sample-head .muted').innerText === "
+                f"'step {step}' && document.querySelector('.segment [data-at]')"
+            )
+            action = f"location.hash = '{where}'"
+            times.append(
+                driver.execute_async_script(
+                    until.format(condition=condition, since="start", action=action)
+                )
+            )
+    finally:
+        driver.quit()
+        shutil.rmtree(profile, ignore_errors=True)
+    return {
+        "browser: first page": page,
+        "browser: sample, median": statistics.median(times),
+        "browser: sample, slowest": max(times),
+    }
+
+
+def measure(
+    root: Path, num_steps: int, num_samples: int, *, has_browser: bool = False
+) -> dict[str, float]:
     """The figures, in milliseconds."""
     code = (
         "import sys; from pathlib import Path; from rollmill.viewer.server import serve\n"
@@ -158,6 +205,8 @@ def measure(root: Path, num_steps: int, num_samples: int) -> dict[str, float]:
         started = time.perf_counter()
         client.get("api/runs/0/ledger")
         ledger = time.perf_counter() - started
+        chosen = [(step % num_steps + 1, row) for step, row in places]
+        seen = browse(client.address, chosen) if has_browser else {}
     finally:
         process.terminate()
         process.wait()
@@ -172,6 +221,7 @@ def measure(root: Path, num_steps: int, num_samples: int) -> dict[str, float]:
         "sample, slowest of 40": max(samples),
         "list and sample, slowest of 40": max(both),
         "ledger": ledger * 1e3,
+        **seen,
     }
 
 
@@ -182,6 +232,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--browser", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = options.folder or Path(scratch) / "run"
@@ -189,7 +240,8 @@ def main() -> None:
             started = time.perf_counter()
             make_big_run(root, options.steps, options.samples, options.tokens)
             print(f"made in {time.perf_counter() - started:.0f} s")
-        for name, figure in measure(root, options.steps, options.samples).items():
+        figures = measure(root, options.steps, options.samples, has_browser=options.browser)
+        for name, figure in figures.items():
             print(f"{name:<32} {figure:8.1f} ms")
 
 

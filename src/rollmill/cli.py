@@ -17,6 +17,7 @@ import typer
 from rollmill import __version__
 from rollmill.errors import RollmillError
 from rollmill.event_loop import new_event_loop
+from rollmill.plan.commands import plan
 from rollmill.viewer.commands import view
 
 app = typer.Typer(
@@ -220,6 +221,7 @@ def serve(
 
 
 app.command()(view)
+app.command()(plan)
 
 
 @app.command()
