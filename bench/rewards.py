@@ -56,7 +56,7 @@ def latex(k: int) -> RewardInput:
 
 def latex_groups(k: int) -> RewardInput:
     """As training sees it: eight answers to one prompt, so the label is parsed once in eight."""
-    item = latex(k // 8)
+    item = latex(k // 8 + 1)
     return RewardInput(response=item.response, label=item.label)
 
 

@@ -56,6 +56,33 @@ def test_case_is_graded_as_the_table_says(
     assert found(outcome) == pytest.approx(row["want"]), (where, row, outcome)
 
 
+LONG_ANSWERS = {
+    "brackets": "(" * 3000 + "5" + ")" * 3000,
+    "signs": "-" * 5001 + "5",
+    "fractions": r"\frac{1}{" * 500 + "2" + "}" * 500,
+    "list": "1," * 3000 + "1",
+    "sum": "1+" * 3000 + "1",
+    "scaled matrices": r"2\begin{pmatrix}" * 500,
+    "outward brackets": "]1,2[" * 1000,
+    "alternatives": " or ".join(f"x<{k}" for k in range(1000)),
+    "unclosed text": r"\text{a" * 1000,
+    "qualifiers": r", k \in \mathbb{Z}" * 500,
+    "about": r"\approx" * 3000 + "5",
+    "words": "and a half " * 1000,
+}
+
+
+@pytest.mark.parametrize("kind", ["math", "dapo", "deepscaler"])
+@pytest.mark.parametrize("name", LONG_ANSWERS)
+def test_a_long_hostile_answer_is_wrong_and_no_error(
+    name: str, kind: str, table: GraderTable
+) -> None:
+    text = rf"Answer: \boxed{{{LONG_ANSWERS[name]}}}"
+    outcome = grade(table, {"type": kind, "response": text[:-1] + "}", "label": "6"})
+
+    assert found(outcome) in (0.0, {"score": -1.0, "acc": 0.0}, "invalid")
+
+
 def test_the_table_has_at_least_300_cases_of_every_type() -> None:
     types = {str(row["type"]).removeprefix("boxed_") for _, row in ALL_CASES}
 

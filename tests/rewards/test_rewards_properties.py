@@ -34,6 +34,26 @@ letters = st.sampled_from("xyzabn")
 small = st.integers(1, 30)
 
 
+@settings(deadline=None)
+@given(st.integers(1, 500), st.integers(0, 59))
+def test_two_units_are_one_quantity(hours: int, minutes: int) -> None:
+    both = f"{hours} hours and {minutes} minutes"
+
+    assert answers_equal(both, f"{60 * hours + minutes} minutes")
+    assert not answers_equal(both, f"{60 * hours + minutes + 1} minutes")
+
+
+@settings(deadline=None)
+@given(st.permutations(["x", "y", "z"]), st.lists(small, min_size=3, max_size=3, unique=True))
+def test_a_tuple_with_names_goes_by_its_names(names: list[str], values: list[int]) -> None:
+    by_name = dict(zip(names, values, strict=True))
+    named = f"({','.join(names)})=({','.join(map(str, values))})"
+    sorted_values = f"({','.join(str(by_name[name]) for name in 'xyz')})"
+
+    assert answers_equal(named, f"(x,y,z)={sorted_values}")
+    assert answers_equal(named, f"({','.join(map(str, values))})")
+
+
 def numbers_as_latex(value: Fraction) -> list[str]:
     sign, top = ("-" if value < 0 else ""), abs(value.numerator)
     forms = [f"{sign}{top}/{value.denominator}", rf"{sign}\frac{{{top}}}{{{value.denominator}}}"]

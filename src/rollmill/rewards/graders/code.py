@@ -124,19 +124,26 @@ class CodeGrader:
 
 def extract_program(response: str) -> str | None:
     """The program in a response; None when there is none."""
-    blocks = [code for language, code in _FENCE.findall(response) if language.lower() in _PYTHON]
-    if blocks:
-        return str(blocks[-1])
-    if "```" in response or not response.strip():
-        return None
+    blocks = [
+        (language.lower(), code)
+        for language, code in _FENCE.findall(response)
+        if language.lower() in _PYTHON
+    ]
+    programs = [code for language, code in blocks if language or is_program(code)]
+    if blocks:  # a block without a language may also show how to call it, or its output
+        return str((programs or [code for _, code in blocks])[-1])
+    return response if "```" not in response and is_program(response) else None
+
+
+def is_program(text: str) -> bool:
+    """Whether a text is Python that does something."""
     try:
-        tree = ast.parse(response)
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    is_program = any(not isinstance(statement, ast.Expr) for statement in tree.body) or any(
+        return False
+    return any(not isinstance(statement, ast.Expr) for statement in tree.body) or any(
         isinstance(node, ast.Call) for node in ast.walk(tree)
     )
-    return response if is_program else None
 
 
 def read_tests(item: RewardInput) -> list[Test]:

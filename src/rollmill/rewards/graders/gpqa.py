@@ -17,6 +17,11 @@ from rollmill.rewards.mathematics.clean import as_words, clean
 from rollmill.rewards.mathematics.extract import after_thinking, last_boxed
 
 _OPEN, _CLOSE = r"[*_`\"'({\[$\\]*\s*(?:\\?text(?:bf)?\{)?[({\[]?\s*", r"(?![\w'’])"
+_CLOSE_LOWER = r"(?=[)}\]*_`]|\s*[.!,;:)]|\s*$)"
+"""After a small letter: what could not follow the article."""
+_BEFORE_LETTER = (
+    r"(?:^|[.:=→,]|\b(?:is|be|so|thus|hence|therefore|say|with|option|choice)|[是为选])\s*[\W_]*$"
+)
 _LEAD = (
     r"(?:answer|option|choice|selection)(?:\s+(?:choice|option))?"
     r"(?:\s+(?:here|to\s+[^.\n]{1,60}?|for\s+[^.\n]{1,60}?))?"
@@ -111,7 +116,7 @@ def committed_choice(response: str, options: Options) -> str | None:
         return _as_letter(boxed, options) or _as_option(boxed, options)
     letter = _stated_letter(response, options)
     if letter is not None:
-        return letter
+        return letter or None
     lines = [line for line in response.splitlines() if line.strip()]
     if not lines:
         return None
@@ -132,7 +137,14 @@ def _as_letter(text: str, options: Options) -> str | None:
     match = re.fullmatch(pattern, text, re.DOTALL) or re.fullmatch(
         rf"\W*([{options.letters.lower()}])\W*", text
     )
-    return match.group(1).upper() if match is not None else None
+    if match is None or _names_another(text[match.end(1) :], options):
+        return None
+    return match.group(1).upper()
+
+
+def _names_another(rest: str, options: Options) -> bool:
+    """Whether a list of options goes on: `(A) (B) (C)`."""
+    return re.search(rf"(?<!\w)[(\[]?[{options.letters}][)\]]", rest[1:]) is not None
 
 
 def _as_option(text: str, options: Options) -> str | None:
@@ -152,9 +164,13 @@ def _same_words(a: str, b: str) -> bool:
 
 
 def _stated_letter(response: str, options: Options) -> str | None:
-    """The last letter stated to be the answer, statements about wrong ones left out."""
+    """The last letter stated to be the answer, statements about wrong ones left out.
+
+    The empty text when the last statement leaves it open: "A or B".
+    """
     letters = f"[{options.letters}]"
     letter = rf"{_OPEN}({letters}){_CLOSE}"
+    small = rf"[(\[*_`\s]*({letters.lower()}){_CLOSE_LOWER}"
     statements = (
         rf"{_LEAD}\s*(?:must\s+be|should\s+be|would\s+be|will\s+be|is|=|:|：)[\s*_]*:?\s*"
         rf"(?:therefore|thus|clearly|definitely|simply|just)?,?\s*"
@@ -163,27 +179,43 @@ def _stated_letter(response: str, options: Options) -> str | None:
         rf"(?:choose|select|pick|go\s+with|final\s+(?:answer|option|choice))[\s:*_]*"
         rf"{_OPTION_WORD}{letter}",
         rf"(?:correct|right|best)\s+(?:one|{_LEAD})\s*(?:is|:)?\s*{_OPTION_WORD}{letter}",
+        rf"{_LEAD}\s*(?:is|:)\s*{_OPTION_WORD}{small}",
     )
     last: tuple[int, str] | None = None
     for statement in statements:
         for match in re.finditer(
             f"(?i:{statement})".replace(letters, f"(?-i:{letters})"), response
         ):
-            if not _is_english(match.group(1), response[match.end(1) :]):
+            after = response[match.end(1) :]
+            if not _is_english(match.group(1), after):
+                chosen = "" if _is_open(after, options) else match.group(1).upper()
                 place = match.start(1)
-                last = (place, match.group(1)) if last is None or place > last[0] else last
+                last = (place, chosen) if last is None or place > last[0] else last
     return last[1] if last is not None else None
 
 
+def _is_open(after: str, options: Options) -> bool:
+    """Whether another letter follows as well: "A or B", "A and C", "A/B"."""
+    pattern = rf"[)\]}}*_$\s]*(?:\bor\b|\band\b|/)\s*{_OPEN}{_standing(options)}{_CLOSE}"
+    match = re.match(pattern, after)
+    return match is not None and not re.match(r"\s+(?:is|are)\b", after[match.end() :])
+
+
 def _only_letter(line: str, options: Options) -> str | None:
-    """The one valid capital that stands alone in a line; the article and the pronoun do not."""
-    pattern = rf"(?<![\w'’]){_standing(options)}(?![\w'’])"
+    """The one valid capital that the last sentence of a line ends on or says.
+
+    The article and the pronoun are none, nor is a letter that belongs to a word ("vitamin C").
+    """
+    sentence = re.split(r"(?<=[.!?])\s+(?=\S)", line.strip())[-1]
     found = {
-        match.group()
-        for match in re.finditer(pattern, line)
-        if not _is_english(match.group(), line[match.end() :])
+        match.group(): sentence[: match.start()]
+        for match in re.finditer(rf"(?<![\w'’]){_standing(options)}(?![\w'’])", sentence)
+        if not _is_english(match.group(), sentence[match.end() :])
     }
-    return found.pop() if len(found) == 1 and not re.search(r"\b(?:not|n't|nor)\b", line) else None
+    if len(found) != 1 or re.search(r"\b(?:not|n't|nor)\b", sentence):
+        return None
+    letter, before = found.popitem()
+    return letter if re.search(_BEFORE_LETTER, before, re.IGNORECASE) else None
 
 
 def _is_english(letter: str, after: str) -> bool:

@@ -53,7 +53,7 @@ _UNICODE = {
     "\u2062": "",
 }
 _UNICODE_TABLE = str.maketrans(_UNICODE)
-_ROOT = re.compile(r"[√]\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-zA-Z]))")
+_ROOT = re.compile(r"[√∛∜]\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-zA-Z]))")
 
 _DROP = re.compile(
     r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg|displaystyle|textstyle|limits"
@@ -61,7 +61,7 @@ _DROP = re.compile(
 )
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|rm|bf|mbox|hbox"
-    r"|operatorname)\s*\*?\{([^{}]*)\}"
+    r"|operatorname)\s*\*?\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)")
@@ -76,6 +76,13 @@ _SPACES = re.compile(r"\s+")
 _LATEX_SPACES = re.compile(r"(?<!\\)\\[,;:! ]|~")
 _FONT = re.compile(r"\{\\(?:bf|rm|it|sf|tt|em|cal)\s+([^{}]*)\}")
 _THIN_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|\\,|'|_)(?=\d{3}(?!\d))")
+_SEGMENT = re.compile(r"\\(?:vec|overrightarrow)\s*\{(\w+)\}|\\overline\s*\{([A-Z]{2})\}")
+_BLACKBOARD = re.compile(r"\\mathbb\s*([A-Z])")
+_NAMES = {
+    r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\not=": r"\neq", r"\not =": r"\neq",
+    r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", r"\lg": r"\log_{10}",
+}  # fmt: skip
+_NAME = re.compile(r"\\(?:not ?=|(?:le|ge|ne|lbrace|rbrace|langle|rangle|lg)(?![a-zA-Z]))")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", re.DOTALL)
 _ESCAPED = re.compile(r"\\([%#&])")
 
@@ -98,16 +105,23 @@ def clean(text: str) -> str:
 def _from_unicode(text: str) -> str:
     text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
     text = _SUBSCRIPT_RUN.sub(lambda m: "_{" + m.group().translate(_SUBSCRIPTS) + "}", text)
-    text = _ROOT.sub(lambda m: r"\sqrt{" + next(g for g in m.groups() if g) + "}", text)
+    text = _ROOT.sub(_root_of, text)
     text = text.translate(_UNICODE_TABLE)
     if text.isascii():
         return text
     return "".join(_plain_character(c) for c in text)
 
 
+def _root_of(match: re.Match[str]) -> str:
+    index = {"√": "", "∛": "[3]", "∜": "[4]"}[match.group()[0]]
+    return rf"\sqrt{index}{{{next(g for g in match.groups() if g)}}}"
+
+
 def _plain_character(character: str) -> str:
     if character.isascii():
         return character
+    if unicodedata.category(character) == "Cf":  # marks of direction, soft hyphens: not seen
+        return ""
     digit = unicodedata.digit(character, None)
     if digit is not None:
         return str(digit)
@@ -143,8 +157,9 @@ def _plain_latex(text: str) -> str:
         text = _DEGREES.sub("°", text)
         text = _MODULO.sub(r" (mod \1)", text)
         text = _ESCAPED.sub(r"\1", text)
-        text = re.sub(r"\\(?:le)(?![a-zA-Z])", r"\\leq", text)
-        text = re.sub(r"\\(?:ge)(?![a-zA-Z])", r"\\geq", text)
+        text = _NAME.sub(lambda m: _NAMES[m.group()], text)
+        text = _SEGMENT.sub(lambda m: m[1] or m[2], text)
+        text = _BLACKBOARD.sub(r"\\mathbb{\1}", text)
     else:
         text = _THIN_THOUSANDS.sub("", text)
     return text

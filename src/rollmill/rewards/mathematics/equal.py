@@ -17,7 +17,7 @@ from rollmill.rewards.mathematics.numbers import (
     quantities_equal,
     read_quantity,
 )
-from rollmill.rewards.mathematics.structure import Many, Node, Scalar, parse
+from rollmill.rewards.mathematics.structure import Many, Node, Scalar, parse, split_commas
 from rollmill.rewards.mathematics.units import find_unit
 
 _SAME_WORDS = {
@@ -37,19 +37,31 @@ _SAME_WORDS = {
     "undefined": "undefined",
     "does not exist": "dne",
 }
-_CHOICE = re.compile(r"\(?\s*([a-zA-Z])\s*\)?[.:]?")
+_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s+)?\(?\s*([a-zA-Z])\s*\)?[.:]?")
 _CHOICE_AND_TEXT = re.compile(r"\(\s*([A-J])\s*\)\s+(\S.*)")
 _GENERIC_UNIT = re.compile(
     r"(.*\S)\s+(?:(?:square|sq\.?|cubic|cu\.?)\s+)?units?(?:\s*\^\s*\{?[23]\}?)?"
 )
 _ASSIGNMENT = re.compile(
-    r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\([a-zA-Z,\s]+\))?|\\[a-z]+(?:\s[a-zA-Z])?)\s*"
+    r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\([\w,\s+-]+\))?|[A-Z]{2,4}|m?\\[a-z]+(?:\s[a-zA-Z]+)?)\s*"
     r"(?:=|\\approx(?![a-zA-Z]))\s*([^=<>]+)"
 )
 _LOOSE_SPACE = re.compile(r"(?<![0-9a-zA-Z]) | (?![0-9a-zA-Z])")
 _BASE = re.compile(r"(\d[0-9a-zA-Z]*)\s*_\{?\s*(\d+)\s*\}?")
 _TRAILING_UNIT = re.compile(r"^(.*?[)}\]\d])\s+((?:[a-zA-Z]|°|/|\s|\^\{?-?\d\}?)+)$", re.DOTALL)
-_LEADING_APPROX = re.compile(r"^\\approx\s*")
+_LEADING_APPROX = re.compile(
+    r"^(?:(?:\\approx(?![a-zA-Z])|(?:about|around|approximately|roughly)(?=\s+\S*\d))\s*)+",
+    re.IGNORECASE,
+)
+_CLOCK = re.compile(r"(\d{1,2})(:[0-5]\d)?\s*([aApP])\.?[mM]\.?")
+_TUPLE_ASSIGNMENT = re.compile(
+    r"(\([a-zA-Z](?:_\{?\w\}?)?(?:,\s*[a-zA-Z](?:_\{?\w\}?)?)+\))\s*=\s*(\(.*\))", re.DOTALL
+)
+_QUALIFIED = re.compile(
+    r"((?:(?!\\in(?![a-zA-Z]))[^<>])*?),?\s*(?:where\s+)?"
+    r"[a-zA-Z]\s*\\in\s*\\mathbb\{[ZN]\}(?:\^\+)?",
+    re.DOTALL,
+)
 _HAS_RELATION = re.compile(r"[=<>]|\\(?:leq|geq|neq|lt|gt|in)(?![a-zA-Z])")
 
 
@@ -70,6 +82,12 @@ def _equal(left: str, right: str) -> bool:
     verdict = _choices_or_bases(left, right)
     if verdict is not None:
         return verdict
+    first_names, second_names = (_TUPLE_ASSIGNMENT.fullmatch(one) for one in (left, right))
+    if first_names is not None and second_names is not None:
+        return _nodes_equal(_named_entries(first_names), _named_entries(second_names))
+    extras = _without_extras(left, right)
+    if extras != (left, right):
+        return _equal(*extras)
     first, second = parse(left), parse(right)
     if isinstance(first, Many) or isinstance(second, Many):
         if _nodes_equal(first, second):
@@ -80,6 +98,26 @@ def _equal(left: str, right: str) -> bool:
         ]
         return _may_be_interval(first, second) and _by_library(*sides)
     return _scalars_equal(first.text, second.text)
+
+
+def _named_entries(match: re.Match[str]) -> Node:
+    """`(x,y) = (1,2)` as the list `x = 1, y = 2`."""
+    names, values = split_commas(match[1][1:-1]), split_commas(match[2][1:-1])
+    if len(names) != len(values):
+        return Scalar(match.group())
+    pairs = zip(names, values, strict=True)
+    return Many("list", tuple(Scalar(f"{name} = {value}") for name, value in pairs))
+
+
+def _without_extras(left: str, right: str) -> tuple[str, str]:
+    """What only one side says beside its answer: names of a tuple, where an integer lies."""
+    for pattern, group in ((_TUPLE_ASSIGNMENT, 2), (_QUALIFIED, 1)):
+        first, second = pattern.fullmatch(left), pattern.fullmatch(right)
+        if first is not None and second is None and first.group(group).strip():
+            left = first.group(group).strip()
+        if second is not None and first is None and second.group(group).strip():
+            right = second.group(group).strip()
+    return left, right
 
 
 def _may_be_interval(left: Node, right: Node) -> bool:
@@ -93,6 +131,9 @@ def _may_be_interval(left: Node, right: Node) -> bool:
 
 
 def _canonical(text: str) -> str:
+    clock = _CLOCK.fullmatch(text)
+    if clock is not None:
+        return f"{int(clock[1])}{clock[2] or ':00'} {clock[3].lower()}m"
     words = as_words(text) if is_text(text) else text
     if words is text:
         words = _LOOSE_SPACE.sub("", text)
@@ -129,7 +170,9 @@ def _choices_or_bases(left: str, right: str) -> bool | None:
 
 def _scalars_equal(left: str, right: str) -> bool:
     """Two expressions, equations or texts without list structure."""
-    left, right = _LEADING_APPROX.sub("", left), _LEADING_APPROX.sub("", right)
+    bare = _LEADING_APPROX.sub("", left), _LEADING_APPROX.sub("", right)
+    if bare != (left, right):
+        return _equal(*bare)
     first, second = _ASSIGNMENT.fullmatch(left), _ASSIGNMENT.fullmatch(right)
     if (first is None) != (second is None):
         if first is not None and _HAS_RELATION.search(right) is None:
@@ -220,6 +263,9 @@ def _nodes_equal(left: Node, right: Node) -> bool:
         return _in_order(left.items, right.items)
     if kinds == {"matrix", "tuple"}:
         matrix, entries = (left, right) if left.kind == "matrix" else (right, left)
+        rows = [_row(item) for item in entries.items]
+        if all(row is not None for row in rows):  # [[1,2],[3,4]]
+            return _in_order(matrix.items, [row for row in rows if row is not None])
         flat = _vector(matrix)
         return flat is not None and _in_order(flat, entries.items)
     return False
@@ -242,6 +288,12 @@ def _same_brackets(left: Many, right: Many) -> bool:
     if len(left.items) > 2:
         return True
     return (left.opening, left.closing) == (right.opening, right.closing)
+
+
+def _row(node: Node) -> Many | None:
+    """`[1,2]` as a row of a matrix."""
+    is_row = isinstance(node, Many) and node.kind == "tuple"
+    return Many("tuple", node.items, "(", ")") if is_row and isinstance(node, Many) else None
 
 
 def _vector(matrix: Many) -> Sequence[Node] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 MAX_TAIL_CHARS = 4000
 """Without a box, only this much of the end is looked at."""
 
-_TOKEN = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*|\\[\\{}]|[{}]")
+_TOKEN = re.compile(r"\\\\?(?:boxed|fbox)(?![a-zA-Z])\s*|\\[\\{}]|[{}]")
 _UNBRACED = re.compile(r"[^\s{}$\\.,;]+(?:\.\d+)?")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;.]|\\[()\[\]]|\\quad|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b)*"
@@ -30,7 +30,8 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-+−]?[$€£]?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+)?(?:[eE][-+]?\d+)?\s?%?(?!\w)"
 )
 _SENTENCE_END = re.compile(
-    r"(?<=[^\d\s])[.!?](?=\s|$)|(?<=\d)[.!?](?=\s+[A-Z]|\s*$)|\s(?:because|since)\s"
+    r"(?<=[^\d\s])[.!?](?=\s|$)|(?<=\d)[.!?](?=\s+[A-Z]|\s*$)"
+    r"|,?\s(?:because|since)\s|,\s(?:not|as|so|where|which)\s"
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 _MATH_WORDS = frozenset(["sqrt", "sin", "cos", "tan", "log", "exp", "and", "pmod", "mod", "frac"])
@@ -47,13 +48,16 @@ class Box:
 
 
 def boxes(text: str) -> list[Box]:
-    """The outermost closed `\\boxed{…}` and `\\fbox{…}` (also with a space, also `\\boxed 5`)."""
+    """The outermost closed `\\boxed{…}` and `\\fbox{…}`.
+
+    Also with a space, also `\\boxed 5`, also with two backslashes, as in text that was escaped.
+    """
     found: list[Box] = []
     stack: list[tuple[int, int] | None] = []  # opening of a box: (start, content start)
     pending: tuple[int, int] | None = None
     for token in _TOKEN.finditer(text):
         part = token.group()
-        if part.startswith(("\\b", "\\f")):
+        if "box" in part:
             pending = (token.start(), token.end())
             if not text.startswith("{", token.end()):
                 _add_unbraced(text, token, found, is_inner=any(stack))
@@ -67,7 +71,10 @@ def boxes(text: str) -> list[Box]:
             if opening is not None:
                 while found and found[-1].start > opening[0]:
                     found.pop()  # boxes inside this one
-                found.append(Box(opening[0], token.end(), text[opening[1] : token.start()]))
+                content = text[opening[1] : token.start()]
+                if text.startswith("\\\\", opening[0]):  # escaped twice: so is what it holds
+                    content = content.replace("\\\\", "\\")
+                found.append(Box(opening[0], token.end(), content))
     return found
 
 

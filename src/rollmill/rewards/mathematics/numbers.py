@@ -12,23 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rollmill.rewards.mathematics.units import Unit, find_unit
+from rollmill.rewards.mathematics.words import SCALES, number_in_words
 
 MAX_DIGITS = 2000
 """Longer numbers are compared digit by digit (integers) or as text."""
 MAX_EXPONENT = 2000
-
-_SCALE = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
-_SMALL_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen
-fourteen fifteen sixteen seventeen eighteen nineteen"""
-_SMALL = {word: number for number, word in enumerate(_SMALL_WORDS.split())}
-_TENS_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_TENS = {word: 10 * number for number, word in enumerate(_TENS_WORDS.split(), start=2)}
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
@@ -47,11 +35,15 @@ _REPEATING = re.compile(
 )
 _SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SIGN = re.compile(r"\s*([-+])\s*")
-_CURRENCY = re.compile(r"(?:US|A|C|CA|AU)?([$€£¥₹])\s?")
+_CURRENCY = re.compile(r"(?:US|A|C|CA|AU)?([$€£¥₹])\s?|(USD|EUR|GBP)\s")
 _WORDS = re.compile(r"(?:of )?[a-z]{3,}(?:[ -][a-z]+)*")
 _MATH_WORDS = """pi sqrt sin cos tan cot sec csc log ln exp mod and or infinity theta choose minus
 plus times over divided squared cubed not to from if when where root percent"""
 _NOT_DESCRIPTIONS = frozenset(_MATH_WORDS.split())
+_PERCENT = ("%", "percent", "per cent", "pct", "% percent")
+_TWO_UNITS = re.compile(
+    rf"({_DECIMAL})\s*([a-zA-Z]+)(?:,\s*|\s+)(?:and\s+)?({_DECIMAL})\s*([a-zA-Z]+)"
+)
 _LONG_INTEGER = re.compile(r"([-+]?)\s*0*(\d{1,3}(?:,\d{3})+|\d+)")
 
 
@@ -84,12 +76,11 @@ def read_quantity(text: str) -> Quantity | None:
             sign, position = _sign(text, position)
     number = _number(text, position)
     if number is None:
-        worded = _worded(text)
-        return None if worded is None else Quantity(worded)
+        return _worded(text)
     value, position = number
     value, rest = _scaled(value, text[position:])
-    unit = find_unit(currency.group(1)) if currency is not None else None
-    return _with_rest(sign * value, rest, unit)
+    unit = find_unit(currency.group(1) or currency.group(2)) if currency is not None else None
+    return _with_rest(sign * value, rest, unit) or _in_two_units(text)
 
 
 def quantities_equal(a: Quantity, b: Quantity) -> bool:
@@ -190,9 +181,9 @@ def _power_value(match: re.Match[str]) -> Fraction | None:
 def _scaled(value: Fraction, rest: str) -> tuple[Fraction, str]:
     """Words like "million" behind a number."""
     words = rest.split()
-    while words and words[0].lower() in _SCALE:
-        value *= _SCALE[words.pop(0).lower()]
-        rest = " ".join(words)
+    while words and words[0].lower() in SCALES:
+        value *= SCALES[words.pop(0).lower()]
+        rest = " " + " ".join(words)
     return value, rest
 
 
@@ -202,7 +193,7 @@ def _with_rest(value: Fraction, rest: str, unit: Unit | None) -> Quantity | None
     rest = rest.strip()
     if not rest:
         return Quantity(value, unit=unit)
-    if rest in ("%", "percent", "per cent", "pct", "% percent"):
+    if rest in _PERCENT:
         return Quantity(value, is_percent=True, unit=unit)
     found = find_unit(rest)
     if found is not None and not (is_glued and len(rest) == 1 and rest.isalpha()):
@@ -213,24 +204,25 @@ def _with_rest(value: Fraction, rest: str, unit: Unit | None) -> Quantity | None
     return None
 
 
-def _worded(text: str) -> Fraction | None:
-    """A number in words up to the trillions ("twenty-one", "five million")."""
-    words = text.lower().replace("-", " ").replace(" and ", " ").split()
-    if not words or len(words) > 12:
+def _in_two_units(text: str) -> Quantity | None:
+    """`5 ft 6 in`, `1 hour and 30 minutes`: the larger unit first, the value in the smaller."""
+    match = _TWO_UNITS.fullmatch(text)
+    if match is None:
         return None
-    is_negative = words[0] in ("minus", "negative")
-    total = current = 0
-    seen = False
-    for word in words[is_negative:]:
-        if word in _SMALL or word in _TENS:
-            current += _SMALL.get(word, 0) or _TENS.get(word, 0)
-        elif word in _SCALE and seen:
-            scale = _SCALE[word]
-            if scale == 100:
-                current *= scale
-            else:
-                total, current = total + current * scale, 0
-        else:
-            return None
-        seen = True
-    return Fraction(-(total + current) if is_negative else total + current) if seen else None
+    larger, smaller = find_unit(match[2]), find_unit(match[4])
+    if larger is None or smaller is None or larger.dimension != smaller.dimension:
+        return None
+    if larger.factor <= smaller.factor:
+        return None
+    value = _decimal(match[1]) * larger.factor / smaller.factor + _decimal(match[3])
+    return Quantity(value, unit=smaller)
+
+
+def _worded(text: str) -> Quantity | None:
+    """A number in words, perhaps with per cent behind it."""
+    for word in ("percent", "per cent"):
+        if text.endswith(f" {word}"):
+            value = number_in_words(text.removesuffix(word))
+            return None if value is None else Quantity(value, is_percent=True)
+    value = number_in_words(text)
+    return None if value is None else Quantity(value)

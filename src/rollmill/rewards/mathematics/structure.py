@@ -6,9 +6,20 @@ import re
 from dataclasses import dataclass
 
 _AND_OR = re.compile(r"(?:,\s*)?(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])")
+_OR = re.compile(r"(?:,\s*)?(?<![a-zA-Z\\])or(?![a-zA-Z])")
+_BELOW_OR_ABOVE = re.compile(r"([a-zA-Z])\s*(<|>|\\leq|\\geq)\s*([^<>=]+)")
+_BETWEEN = re.compile(r"([^<>=]+?)\s*(<|\\leq)\s*([a-zA-Z])\s*(<|\\leq)\s*([^<>=]+)")
+_OUTWARD = re.compile(r"([\[\]])([^\[\]()]+)([\[\]])")
 _TIGHT_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL
+)
+_BRACKETED_MATRIX = re.compile(
+    r"[\[(]\s*(\\begin\{(matrix|array)\}.*\\end\{\2\})\s*[\])]", re.DOTALL
+)
+_SCALED_MATRIX = re.compile(
+    r"([^\\=<>&,;\[\]]*|[^=<>&,;\[\]]*?\})\s*(?:\\cdot|\\times|\*)?\s*(\\begin\{[pb]?matrix\}.*)",
+    re.DOTALL,
 )
 _UNION = re.compile(r"\\cup(?![a-zA-Z])|(?<=[)\]}])\s*U\s*(?=[(\[{\\])")
 _MEMBER = re.compile(r"^[a-zA-Z](?:_\{?\w+\}?)?\s*\\in(?![a-zA-Z])\s*")
@@ -54,7 +65,11 @@ def _prepared(text: str) -> str:
     built = _SET_BUILDER.fullmatch(text)
     if built is not None:
         text = built.group(1)
+    text = _OUTWARD.sub(_french_interval, text)
+    text = _as_union(text) or text
     text = _AND_OR.sub(", ", text)
+    if "\\begin" not in text:
+        text = re.sub(r"\s&\s", ", ", text)
     if ", " in text:
         text = _TIGHT_THOUSANDS.sub("", text)
     return text
@@ -64,9 +79,15 @@ def _parse(text: str, depth: int) -> Node:
     text = text.strip()
     if depth > 8:
         return Scalar(text)
+    bracketed = _BRACKETED_MATRIX.fullmatch(text)
+    if bracketed is not None:
+        text = bracketed.group(1)
     matrix = _MATRIX.fullmatch(text)
     if matrix is not None and matrix.group(1)[0] not in "vV":
         return _matrix(matrix.group(2), depth)
+    scaled = _SCALED_MATRIX.fullmatch(text)
+    if scaled is not None and (matrix := _MATRIX.fullmatch(scaled.group(2))) is not None:
+        return _matrix(matrix.group(2), depth, factor=scaled.group(1).strip())
     parts = _split(text, _UNION)
     if len(parts) > 1 and all(parts):
         return Many("union", tuple(_parse(part, depth + 1) for part in parts))
@@ -109,7 +130,7 @@ def _bracketed(text: str, depth: int) -> Node | None:
 
 
 def _plus_minus(text: str) -> Node | None:
-    if r"\pm" not in text:
+    if r"\pm" not in text and r"\mp" not in text:
         return None
     upper = text.replace(r"\pm", "+").replace(r"\mp", "-")
     lower = text.replace(r"\pm", "-").replace(r"\mp", "+")
@@ -120,7 +141,10 @@ def _without_plus(text: str) -> str:
     return re.sub(r"(^|=)\s*\+\s*", r"\1", text)
 
 
-def _matrix(body: str, depth: int) -> Node:
+def _matrix(body: str, depth: int, factor: str = "") -> Node:
+    if factor:
+        factor = f"({'-1' if factor == '-' else factor})"
+        return _multiplied(_matrix(body, depth), factor)
     body = body.replace(r"\hline", "").strip().removesuffix("\\\\")
     return Many(
         "matrix",
@@ -129,6 +153,47 @@ def _matrix(body: str, depth: int) -> Node:
             for row in body.split("\\\\")
         ),
     )
+
+
+def _multiplied(node: Node, factor: str) -> Node:
+    if isinstance(node, Scalar):
+        return Scalar(rf"{factor}\cdot ({node.text})")
+    items = tuple(_multiplied(item, factor) for item in node.items)
+    return Many(node.kind, items, node.opening, node.closing)
+
+
+def _french_interval(match: re.Match[str]) -> str:
+    """`]1,2[` as `(1,2)`: a bracket that looks outward is open."""
+    left, inner, right = match.groups()
+    if (left, right) == ("[", "]") or len(split_commas(inner)) != 2:
+        return match.group()
+    return f"{'(' if left == ']' else '['}{inner}{')' if right == '[' else ']'}"
+
+
+def _as_union(text: str) -> str | None:
+    """`x<-2 or x>2` as a union of intervals; None for anything else."""
+    parts = _OR.split(text)
+    intervals = [_as_interval(part.strip()) for part in parts]
+    if len(parts) < 2 or any(one is None for one in intervals):
+        return None
+    if len({one[0] for one in intervals if one is not None}) > 1:
+        return None
+    return r"\cup ".join(one[1] for one in intervals if one is not None)
+
+
+def _as_interval(text: str) -> tuple[str, str] | None:
+    """The variable of an inequality, and its interval."""
+    match = _BELOW_OR_ABOVE.fullmatch(text)
+    if match is not None:
+        name, relation, bound = match[1], match[2], match[3].strip()
+        if relation in ("<", r"\leq"):
+            return name, rf"(-\infty,{bound}{')' if relation == '<' else ']'}"
+        return name, rf"{'(' if relation == '>' else '['}{bound},\infty)"
+    match = _BETWEEN.fullmatch(text)
+    if match is None:
+        return None
+    opening, closing = "(" if match[2] == "<" else "[", ")" if match[4] == "<" else "]"
+    return match[3], f"{opening}{match[1]},{match[5].strip()}{closing}"
 
 
 def split_commas(text: str) -> list[str]:

@@ -66,7 +66,10 @@ def expressions_equal(a: str, b: str) -> bool:
     if left is None or right is None:
         return False
     if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
-        return _equations_equal(left, right)
+        sides = (left.lhs, left.rhs, right.lhs, right.rhs)
+        if all(map(_is_number_like, sides)):
+            return _equations_equal(left, right)
+        return _library_equal(left, right)  # of tuples, sets, matrices
     if isinstance(left, sympy.Eq) != isinstance(right, sympy.Eq):
         return False
     if _is_number_like(left) and _is_number_like(right):
