@@ -327,3 +327,29 @@ def test_a_run_that_is_cancelled_while_groups_are_put_back_still_books_all_of_th
         side.check_books()
 
     run(main)
+
+
+def test_an_answer_that_an_engine_fails_to_give_back_is_asked_for_again_not_failed(
+    tmp_path: Path,
+) -> None:
+    class Forgetful(SlowRows):
+        """Instead of answering an abort it loses the request."""
+
+        def _answer(self, call: Any, *, is_aborted: bool) -> Any:
+            if is_aborted:
+                raise OSError("the engine did not answer an abort")
+            return super()._answer(call, is_aborted=is_aborted)
+
+    engines = Forgetful({1})
+    side = make_side(tmp_path, engines, config=OVER | {"max_attempt_retries": 0})
+
+    async def main() -> None:
+        first = await step(side, engines, 0)
+        assert not first.failed
+        assert side.ledger.state_of(1) is State.ISSUED
+        side.check_books()
+        engines.rows.clear()
+        second = await step(side, engines, 1)
+        assert 1 in [group.group_index for group in second.groups]
+
+    run(main)

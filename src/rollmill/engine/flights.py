@@ -21,6 +21,8 @@ from rollmill.engine.types import GenerateResult
 FIRST_ABORT_WAIT_S = 0.2
 LONGEST_ABORT_WAIT_S = 2.0
 ABORTS_AT_ONCE = 32
+CUTS_PER_TURN = 64
+"""Callers told in one turn of the event loop that their request is given up."""
 
 
 @dataclass(eq=False, slots=True)
@@ -105,8 +107,10 @@ class Flights:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
         unanswered = [flight for flight in flights if not flight.task.done()]
-        for flight in unanswered:
+        for number, flight in enumerate(unanswered, start=1):
             flight.cut(self._no_answer(flight, deadline_s))
+            if number % CUTS_PER_TURN == 0:
+                await asyncio.sleep(0)
         return len(unanswered)
 
     async def _send_aborts(self, flights: list[Flight], *, is_everything: bool) -> None:

@@ -160,7 +160,10 @@ class GroupRunner:
             self.context.usage.lose(Loss.RETRIED, written or [sample])
             sample = afresh(sample)
             sample.metadata = copy.deepcopy(metadata)
-        sample.fail(f"generate: {reason}")
+        if (
+            not self.context.gate.is_closed
+        ):  # what fails while a batch ends has its tries in the next
+            sample.fail(f"generate: {reason}")
         return [sample]
 
     def _function(self, sample: Sample) -> Generate:

@@ -19,7 +19,7 @@ from rollmill.data.ledger import State
 from rollmill.errors import RolloutError
 from rollmill.filters import KEEP, DynamicFilter, Verdict
 from rollmill.rollout.books import Books
-from rollmill.rollout.collector import CollectLimits, Collector
+from rollmill.rollout.collector import CollectLimits, Collector, count_reasons
 from rollmill.rollout.fresh import is_done, restart_group
 from rollmill.rollout.generate import GenerateContext
 from rollmill.rollout.group import GroupRunner, first_line
@@ -177,6 +177,7 @@ class Round:
         A cancellation meanwhile makes it hurry and is raised at the end.
         """
         cancelled: asyncio.CancelledError | None = None
+        num_failed = len(self.collector.failed)
         for number, task in enumerate(list(self._tasks), start=1):
             self._settle_stopped(task)
             if number % self._groups_per_turn == 0 and cancelled is None and not self._is_hurried:
@@ -184,6 +185,9 @@ class Round:
                     await asyncio.sleep(0)
                 except asyncio.CancelledError as error:
                     cancelled = error
+        if failed := self.collector.failed[num_failed:]:
+            reasons = count_reasons(reason for _, reason in failed)
+            logger.warning("%d groups failed while the batch ended: %s", len(failed), reasons)
         if cancelled is not None:
             raise cancelled
 
@@ -196,7 +200,7 @@ class Round:
             try:
                 self._settle(task)
             except RolloutError as error:  # the limits are those of filling; it is over
-                logger.warning("after the batch ended: %s", error)
+                logger.debug("after the batch ended: %s", error)
             return
         del self._tasks[task]
         if not task.done():
