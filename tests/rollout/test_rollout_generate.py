@@ -10,9 +10,14 @@ import pytest
 from rollout_helpers import run
 
 from rollmill.config.sampling import SamplingConfig
-from rollmill.errors import EngineError
+from rollmill.errors import EngineError, RolloutError
 from rollmill.rollout.gate import GateClosed
-from rollmill.rollout.generate import GenerateContext, cut_stop, mask_older_than
+from rollmill.rollout.generate import (
+    GenerateContext,
+    cut_stop,
+    generate_single_turn,
+    mask_older_than,
+)
 from rollmill.rollout.seeds import call_seed
 from rollmill.sample import Sample, Segment, Status
 from rollmill.testing import FakeEngines, make_context, make_sample
@@ -187,5 +192,15 @@ def test_a_continuation_has_a_seed_of_its_own() -> None:
         await twice(make_sample())
         first, second = (call.sampling["sampling_seed"] for call in engines.calls)
         assert first != second
+
+    run(main)
+
+
+def test_images_are_not_left_out_silently() -> None:
+    async def main() -> None:
+        sample = make_sample(multimodal_inputs={"images": ("a.png",)})
+        with pytest.raises(RolloutError, match="the prompt has images") as caught:
+            await generate_single_turn(sample, make_context(FakeEngines(4)))
+        assert "data.images_key" in str(caught.value)
 
     run(main)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from rollmill.config.sampling import SamplingConfig
 from rollmill.data.template import Tokenizer
 from rollmill.engine.types import FinishReason, GenerateResult
+from rollmill.errors import RolloutError
 from rollmill.rollout.gate import Gate, GateClosed
 from rollmill.rollout.seeds import NUM_SIBLINGS_KEY, SIBLING_KEY, call_seed
 from rollmill.rollout.usage import Usage
@@ -207,7 +208,18 @@ class GenerateContext:
 
 
 async def generate_single_turn(sample: Sample, context: GenerateContext) -> Sample:
-    """The built-in generate function: one engine call from where the sample is."""
+    """The built-in generate function: one engine call from where the sample is.
+
+    Raises:
+        RolloutError: the prompt has images, which would be left out silently.
+    """
+    if sample.multimodal_inputs:
+        raise RolloutError(
+            "the prompt has images, and the built-in generate function sends tokens only",
+            where=f"sample {sample.index}",
+            fix="set data.images_key to null to leave images out, or rollout.hooks.generate to a "
+            "function that sends them",
+        )
     return await context.extend(sample)
 
 
