@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollmill.config.base import Section
 from rollmill.config.model import Dtype
@@ -66,6 +66,9 @@ class EngineConfig(Section):
     max_restarts: int = Field(3, ge=0)
     """Starts of a dead engine that may fail in a row before it is given up; when all engines
     are, the run stops. Engines given by `urls` are waited for instead."""
+    return_routed_experts: bool = False
+    """Ask engines which experts each token used, and keep that with the sample: for models with
+    experts. SGLang needs `--enable-return-routed-experts`; the SGLang router cannot carry it."""
     offload: bool = False
     """Free the engines' weights and KV cache while the trainer works: for engines that share a
     GPU, or little memory, with it."""
@@ -79,3 +82,12 @@ class EngineConfig(Section):
     """Port of the SGLang router; null takes a free one."""
     embedded: EmbeddedEngineConfig = EmbeddedEngineConfig()
     """The built-in engine's own settings."""
+
+    @model_validator(mode="after")
+    def _router_carries_what_is_asked(self) -> EngineConfig:
+        if self.return_routed_experts and self.router == "sglang":
+            raise ValueError(
+                "engine.return_routed_experts: the SGLang router cannot carry it; expected "
+                "engine.router: none"
+            )
+        return self

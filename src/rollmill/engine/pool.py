@@ -28,6 +28,7 @@ from rollmill.engine.control import Control
 from rollmill.engine.delivery import Delivery, FolderDelivery
 from rollmill.engine.dispatch import AbortReport, Dispatcher, Lane, Request
 from rollmill.engine.errors import EngineLost
+from rollmill.engine.experts_shape import experts_shape_of
 from rollmill.engine.http import new_session
 from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
@@ -87,6 +88,7 @@ class EnginePool:
     ) -> None:
         self._config = config
         self._model_path = model_path
+        self._experts_shape = experts_shape_of(model_path)
         self._tokenizer_path = tokenizer_path
         self._context_length = context_length
         self._run_dir = run_dir
@@ -173,7 +175,9 @@ class EnginePool:
     def _member(
         self, url: str, session: aiohttp.ClientSession, process: EngineProcess | None
     ) -> Member:
-        client = EngineClient(url, self._config, session, turns=self._turns)
+        client = EngineClient(
+            url, self._config, session, experts_shape=self._experts_shape, turns=self._turns
+        )
         return Member(client, process, self._config, self._weights, self._on_change)
 
     async def _make_lanes(self, session: aiohttp.ClientSession) -> Sequence[Lane]:
@@ -262,13 +266,15 @@ class EnginePool:
             input_ids: token ids of the context.
             sampling: SGLang's `sampling_params`, with `max_new_tokens`.
             session_id: requests with one id go to one engine while it is not overloaded.
-            return_routed_experts: ask for the experts that each token used.
+            return_routed_experts: ask for the experts that each token used, also when the config
+                does not.
             limit: the sub-limit that this request counts against, made with `limit()`.
 
         Raises:
             EngineCallError: no engine could answer; the subclass says why.
         """
-        request = Request(rid, input_ids, sampling, session_id, return_routed_experts, limit)
+        wants_experts = return_routed_experts or self._config.return_routed_experts
+        request = Request(rid, input_ids, sampling, session_id, wants_experts, limit)
         return await self._dispatcher.generate(request)
 
     async def score(

@@ -17,6 +17,7 @@ import torch
 from rollmill.config.engine import EmbeddedEngineConfig
 from rollmill.engine.embedded import attention, selfcheck
 from rollmill.engine.embedded.attention import ChunkPart, DecodePart, StepPlan
+from rollmill.engine.embedded.experts import ExpertRecorder, note_experts
 from rollmill.engine.embedded.kv import KVStore, LayerShape, kv_bytes_per_token
 from rollmill.engine.embedded.loading import context_length_of, load_model, pick_device
 from rollmill.engine.embedded.sampling import SamplingParams
@@ -62,6 +63,7 @@ class ModelRunner:
         self.vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
         self.context_length = context_length_of(text_config, context_length)
         self._takes_keep = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        self.experts = ExpertRecorder(self.model)
         shapes = self._probe()
         self._index_of = {layer: i for i, layer in enumerate(sorted(shapes))}
         self.shapes = [shapes[layer] for layer in sorted(shapes)]
@@ -113,14 +115,28 @@ class ModelRunner:
                 keep.extend(range(at, at + end - first))
             tokens.extend(chunk.fill.tokens[chunk.start : end].tolist())
             positions.extend(range(chunk.start, end))
+        self.experts.start((*sequences, *(chunk.fill.sequence for chunk in step.chunks)))
         logits = self._forward(
             tokens, positions, keep, StepPlan(parts, chunk_parts, self._index_of)
         )
+        self._note_experts(sequences, step.chunks)
         prompts = tuple(
             (chunk, first, logits[at : at + chunk.start + chunk.count - first])
             for chunk, first, at in asked
         )
         return StepLogits(sequences, logits[:offset], prompts)
+
+    def _note_experts(self, decoding: tuple[Sequence, ...], chunks: tuple[Chunk, ...]) -> None:
+        """Hand the routing of the last forward pass to its sequences, in the order of its row."""
+        routed = self.experts.take()
+        if routed is None:
+            return
+        for row, sequence in enumerate(decoding):
+            note_experts(sequence, sequence.num_tokens - 1, routed[row : row + 1])
+        at = len(decoding)
+        for chunk in chunks:
+            note_experts(chunk.fill.sequence, chunk.start, routed[at : at + chunk.count])
+            at += chunk.count
 
     def release_kv(self) -> None:
         """Free all KV memory; the scheduler must hold no rows or blocks any more."""

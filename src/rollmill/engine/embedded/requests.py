@@ -45,6 +45,8 @@ class ModelFacts:
     """Seeds of requests that bring none."""
     fits: Callable[[int, int], bool]
     """Whether (prompt tokens, new tokens) can ever fit in the KV cache."""
+    has_experts: bool = False
+    """Whether the model routes tokens to experts that can be reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,14 @@ def parse_generate(body: object, facts: ModelFacts) -> GenerateCall:
         for i in range(len(prompts))
         for j in range(num)
     ]
+    wants_experts = _boolean(body.get("return_routed_experts"), "return_routed_experts")
     for sequence in sequences:
         sequence.is_streamed = stream
+        if wants_experts:
+            start = body.get("routed_experts_start_len")
+            limit = len(sequence.prompt)
+            sequence.experts_start = _count(start, "routed_experts_start_len", 0, 0, limit)
+            sequence.experts = [] if facts.has_experts else None
     return GenerateCall(
         sequences=tuple(sequences),
         is_single=not is_batch and num == 1,

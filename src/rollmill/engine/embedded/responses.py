@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rollmill.engine.embedded.experts import encode_experts
 from rollmill.engine.embedded.sampling import SamplingParams
 from rollmill.engine.embedded.sequence import Sequence, TopLogprobs
 
@@ -109,6 +110,10 @@ def generate_response(
         answer["text"] = reader.text(sequence, count) if text is None else text
     answer["output_ids"] = sequence.output[:count]
     answer["meta_info"] = _meta_info(sequence, count)
+    if sequence.finish_reason is not None and count == len(sequence.output):
+        experts = encode_experts(sequence, count)
+        if experts is not None:
+            answer["meta_info"]["routed_experts"] = experts
     if sequence.logprobs.is_wanted:
         answer["meta_info"] |= _logprobs(sequence, count, reader.token if with_token_text else None)
     if with_prompt_ids:

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from rollmill.engine.embedded.sampling import SamplingParams
 
 TopLogprobs = list[tuple[float, int]]
@@ -73,6 +75,11 @@ class Sequence:
     spans: list[VersionSpan] = field(default_factory=list)
     weight_version: str = ""
     """The version that wrote the last token, or that was loaded when it ended without one."""
+    experts: list[torch.Tensor] | None = None
+    """The experts of every position that was computed, in pieces `[positions, layers, top_k]`; None
+    when they are not wanted."""
+    experts_start: int = 0
+    """First position whose experts are reported."""
     is_streamed: bool = False
     """Whether its reader wants to hear of every token, not of the end alone."""
     cached_tokens: int | None = None
@@ -96,15 +103,22 @@ class Sequence:
         """The token that the next step feeds to the model."""
         return self.output[-1] if self.output else self.prompt[-1]
 
+    @property
+    def num_experts_noted(self) -> int:
+        """Positions whose experts are known."""
+        return sum(len(piece) for piece in self.experts or ())
+
     def context(self) -> list[int]:
         """The tokens that must be in the KV cache before the next decoding step."""
         return (self.prompt + self.output)[:-1]
 
     def reusable_prefix(self) -> int:
-        """How many leading tokens may come from a cache: those whose log-probs are not wanted."""
+        """How many leading tokens may come from a cache: those whose log-probs and experts are not
+        wanted, or known."""
+        limit = self.num_tokens - 1
         if self.logprobs.wants_input and not self.has_input_logprobs:
-            return min(self.logprobs.start_len, self.num_tokens - 1)
-        return self.num_tokens - 1
+            limit = min(self.logprobs.start_len, limit)
+        return limit if self.experts is None else min(self.num_experts_noted, limit)
 
     def append(self, token: int, logprob: float, version: str) -> None:
         """Take the next token, written by weight version `version`."""

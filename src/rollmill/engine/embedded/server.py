@@ -128,6 +128,7 @@ def build_app(
         encode=None if http_tokenizer is None else http_tokenizer.encode,
         next_seed=lambda: seeds.getrandbits(63),
         fits=engine.scheduler.check_fits,
+        has_experts=runner.experts.has_experts,
     )
     state = ServerState(
         engine=engine,
