@@ -20,9 +20,11 @@ from rollmill.engine.pool import EnginePool
 from rollmill.loop.activities import Activities
 from rollmill.loop.doctor import StallDoctor
 from rollmill.loop.evaluations import Evaluations
-from rollmill.loop.parts import Parts, open_faults
+from rollmill.loop.parts import Parts
+from rollmill.loop.ready import open_faults
 from rollmill.loop.records import Records, open_timeline
 from rollmill.loop.run_dir import RunDir, RunLock
+from rollmill.loop.state import Checkpoints
 from rollmill.loop.sync import WeightSync
 from rollmill.loop.train import Loop
 from rollmill.rollout.generate import GenerateContext
@@ -110,6 +112,7 @@ async def main(root: Path, url: str, variant: str) -> None:
             engines=pool,
         )
         view = RunView(is_on=False, num_steps=NUM_STEPS)
+        faults = open_faults(config, run_dir)
         nobody: Any = None  # there is nothing to evaluate
         parts = Parts(
             config=config,
@@ -121,11 +124,18 @@ async def main(root: Path, url: str, variant: str) -> None:
             ),
             trainer=trainer,
             sync=WeightSync(config, trainer=trainer, engines=pool, transport=transport),
-            checkpoints=CheckpointStore(run_dir.checkpoints, 2),
+            checkpoints=Checkpoints(
+                CheckpointStore(run_dir.checkpoints, 2),
+                trainer=trainer,
+                rollouts=side.manager,
+                records=records,
+                view=view,
+                faults=faults,
+            ),
             records=records,
             view=view,
             doctor=doctor,
-            faults=open_faults(config, run_dir),
+            faults=faults,
             constant_metrics={},
         )
         try:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmill.config import Config
-from rollmill.errors import CheckpointError, WorkerGone
-from rollmill.loop import state
+from rollmill.errors import WorkerGone
 from rollmill.loop.parts import Parts, open_parts
 from rollmill.loop.run_dir import RunLock
 from rollmill.rewards.alarm import OutcomeAlarm
@@ -93,7 +92,6 @@ class Loop:
         self._parts = parts
         self._config = parts.config
         self._stop = stop
-        self._saved_step = -1
         self._clock: dict[str, float] = {}
         self._alarm = OutcomeAlarm()
 
@@ -110,11 +108,11 @@ class Loop:
             if self._is_due(self.step, every):
                 await self._evaluate(self.step)
             if self._is_due(self.step, self._config.run.save_every):
-                await self._save_if_possible(self.step)
+                await self._save(self.step, is_last=False)
         is_finished = self.step >= self._config.run.num_steps
         if is_finished and self._config.eval.at_end:
             await self._evaluate(self.step)
-        await self._save(self.step)
+        await self._save(self.step, is_last=True)
         await self._parts.evaluations.finish()
         results = self._parts.evaluations.results
         return TrainResult(self.step, is_finished, results.get(self.step, {}))
@@ -185,39 +183,16 @@ class Loop:
         with self._timed("eval", step):
             await self._parts.evaluations.run(step, self._parts.trainer)
 
-    async def _save_if_possible(self, step: int) -> None:
-        """A checkpoint that cannot be written (a full disk) costs the checkpoint, not the run."""
-        try:
-            await self._save(step)
-        except CheckpointError as error:
-            logger.warning("step %d was not saved: %s", step, error)
-            self._parts.view.message(f"step {step} was not saved: {error.what}")
-
-    async def _save(self, step: int) -> None:
-        if step == self._saved_step:
-            return
-        with self._timed("save", step), self._parts.faults.saving():
-            await state.save(
-                self._parts.checkpoints,
-                step,
-                trainer=self._parts.trainer,
-                rollouts=self._parts.rollouts,
-            )
-        self._saved_step = step
+    async def _save(self, step: int, *, is_last: bool) -> None:
+        with self._timed("save", step):
+            await self._parts.checkpoints.save(step, is_last=is_last)
 
     async def _resume(self) -> None:
         self._parts.view.phase("looking for a checkpoint")
-        step = await state.resume(
-            self._parts.checkpoints,
-            trainer=self._parts.trainer,
-            rollouts=self._parts.rollouts,
-            records=self._parts.records,
-        )
+        self.step = step = await self._parts.checkpoints.resume()
         if step:
-            self._saved_step = step
             self._parts.view.message(f"resumed after step {step} of {self._config.run.num_steps}")
         self._parts.evaluations.remember(self._parts.run_dir.metrics, at_most=step)
-        self.step = step
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and step % every == 0

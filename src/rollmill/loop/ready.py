@@ -1,0 +1,122 @@
+"""What a run needs, read and found usable; nothing of it runs yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmill.config import Config
+from rollmill.data import open_source
+from rollmill.data.source import DataSource
+from rollmill.engine.pool import EnginePool
+from rollmill.errors import ConfigError
+from rollmill.filters import DynamicFilter, load_ranking
+from rollmill.filters.over_sampling import Ranking
+from rollmill.loop.activities import Activities
+from rollmill.loop.distill import open_recorded_source
+from rollmill.loop.fault_plan import plan_faults
+from rollmill.loop.faults import FaultInjector
+from rollmill.loop.policy import Policy, open_evaluator, open_policy, open_pools
+from rollmill.loop.run_dir import RunDir
+from rollmill.loop.watched import WatchedEngines
+from rollmill.rewards.judge import Judge
+from rollmill.rollout.evaluate import Evaluator
+from rollmill.rollout.hooks import LoadedHooks, SourceContext, load_hooks, make_source
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What was read and found usable; nothing of it runs yet."""
+
+    run_dir: RunDir
+    policy: Policy
+    hooks: LoadedHooks
+    source: DataSource
+    pool: EnginePool
+    pool_apart: EnginePool | None
+    activities: Activities
+    faults: FaultInjector
+    evaluator: Evaluator
+    judge: Judge
+    dynamic_filter: DynamicFilter
+    ranking: Ranking | None
+
+
+def read_and_check(config: Config, base_dir: Path) -> Ready:
+    """Everything that can be wrong before a process is started, cheap checks first.
+
+    Raises:
+        RollmillError: something cannot be used as configured.
+    """
+    run_dir = RunDir(config.run.dir)
+    check_fresh(config, run_dir)
+    policy = open_policy(config)
+    hooks = load_hooks(config.rollout.hooks, base_dir)
+    faults = open_faults(config, run_dir)
+    pool, apart = open_pools(config, policy, run_dir, middlewares=(faults.middleware,))
+    activities = Activities()
+    eval_engines = WatchedEngines(apart or pool, activities)
+    filters, key = config.rollout.filters, config.reward.reward_key
+    return Ready(
+        run_dir=run_dir,
+        policy=policy,
+        hooks=hooks,
+        source=open_prompts(config, policy, hooks, base_dir),
+        pool=pool,
+        pool_apart=apart,
+        activities=activities,
+        faults=faults,
+        evaluator=open_evaluator(config, policy, eval_engines, hooks, base_dir),
+        judge=Judge(config.reward, seed=config.run.seed, base_dir=base_dir),
+        dynamic_filter=DynamicFilter(filters, reward_key=key, base_dir=base_dir),
+        ranking=load_ranking(filters.over_sampling, reward_key=key, base_dir=base_dir),
+    )
+
+
+def check_fresh(config: Config, run_dir: RunDir) -> None:
+    """Raise ConfigError when a run that must not be gone on with has checkpoints."""
+    is_started = run_dir.checkpoints.is_dir() and any(run_dir.checkpoints.glob("step_*"))
+    if is_started and not config.run.resume:
+        raise ConfigError(
+            "the run folder holds checkpoints, and run.resume is false",
+            where=str(run_dir.root),
+            expected="an empty run folder",
+            fix="choose another run.dir, or set run.resume to true to go on",
+        )
+
+
+def open_prompts(config: Config, policy: Policy, hooks: LoadedHooks, base_dir: Path) -> DataSource:
+    """The source of training prompts: the user's own, or the one that `data` describes; for
+    offline distillation, that of the recorded answers."""
+    if config.opd.mode == "offline":
+        return open_recorded_source(config, policy)
+    context = SourceContext(
+        config=config.data,
+        tokenizer=policy.tokenizer,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        seed=config.run.seed,
+        context_length=policy.context_length,
+        base_dir=base_dir,
+        buffer_policy=hooks.buffer_policy,
+    )
+    if hooks.data_source is not None:
+        return make_source(hooks.data_source, context)
+    return open_source(
+        context.config,
+        tokenizer=context.tokenizer,
+        n_samples_per_prompt=context.n_samples_per_prompt,
+        seed=context.seed,
+        context_length=context.context_length,
+        base_dir=context.base_dir,
+        buffer_policy=context.buffer_policy,
+    )
+
+
+def open_faults(config: Config, run_dir: RunDir) -> FaultInjector:
+    """The faults that the configuration asks for; usually none."""
+    plan = plan_faults(
+        config.faults,
+        num_steps=config.run.num_steps,
+        requests_per_step=config.attempts_per_batch,
+    )
+    return FaultInjector(plan, run_dir.root / "faults.jsonl", pause_s=config.faults.pause_s)
