@@ -4,6 +4,7 @@
 # make test-kills  end a run with kill -9 at 50 random moments: nothing lost, nothing trained twice
 # make test-sglang  run the engine tests against a real SGLang server and router, on the CPU
 # make test-peers   compare the losses with TRL's
+# make soak    200 steps with a fault every 5: the run must finish, learn, and leak nothing
 # make test-gpu     run the tests that need a GPU (some need two); without one they are skipped
 #
 # Each target makes the virtual environment it needs and installs only when something changed.
@@ -71,6 +72,10 @@ check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+.PHONY: soak
+soak: $(DEV_STAMP)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python bench/soak.py $(ARGS)
 
 install: $(RUNTIME_STAMP)
 install-dev: $(DEV_STAMP)
