@@ -90,6 +90,36 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
         typer.echo(f"  rollmill train {config}    goes on from step {result.step}")
 
 
+@app.command()
+def rollout(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder to write, a new one.")
+    ] = Path("rollouts"),
+    batches: Annotated[int, typer.Option(help="Batches of rollout.batch_size prompts.", min=1)] = 1,
+) -> None:
+    """Generate and judge answers without training: CONFIG's model or its newest checkpoint."""
+    from rollmill.config.load import load_config
+    from rollmill.loop.rollout import collect
+    from rollmill.telemetry.console import RunView
+
+    _quiet_libraries()
+    settings = load_config(config, overrides or [])
+    _collect_garbage_seldom()
+    with RunView(is_on=True, num_steps=batches) as view:
+        done = _run(
+            collect(
+                settings, base_dir=config.resolve().parent, out=out, num_batches=batches, view=view
+            )
+        )
+    typer.echo(
+        f"{done.num_groups} groups by weights of version {done.version}, mean reward "
+        f"{done.mean_reward:.3f}; {done.num_dropped} rejected or failed"
+    )
+    typer.echo(f"answers: {out}/samples/; look at them: rollmill view {out}")
+
+
 @app.command(name="eval")
 def evaluate(config: ConfigPath, overrides: Overrides = None) -> None:
     """Evaluate CONFIG's model (or the run's newest checkpoint) on its evaluation sets."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rollmill.config import Config
 from rollmill.errors import ConfigError
-from rollmill.loop.policy import open_evaluator, open_policy, open_pool, start_trainer
+from rollmill.loop.policy import open_evaluator, open_policy, open_pool
 from rollmill.loop.run_dir import RunDir, RunLock
-from rollmill.loop.state import TRAINER_STATE
+from rollmill.loop.serving import serve_newest
 from rollmill.rollout.evaluate import EvalResult
 from rollmill.rollout.hooks import load_hooks
 from rollmill.sample import flatten
@@ -40,18 +40,9 @@ async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResu
         view.phase("starting engines")
         await stack.enter_async_context(evaluator)
         await stack.enter_async_context(pool)
-        step = 0
-        if checkpoint is not None:
-            view.phase(f"loading the checkpoint of step {checkpoint.step}")
-            step = checkpoint.step
-            trainer = await start_trainer(stack, config, policy, run_dir, base_dir)
-            await trainer.call("load", path=str(checkpoint.path / TRAINER_STATE))
-            transport = DiskTransport(
-                config.weights, run_dir.root, dtype=config.engine.embedded.dtype
-            )
-            stack.push_async_callback(transport.close)
-            await transport.sync(trainer, pool, step)
-            await trainer.stop()
+        step = await serve_newest(
+            stack, pool, config, policy, work_dir=run_dir, base_dir=base_dir, view=view
+        )
         view.phase("eval")
         result = await evaluator.run(step)
         shown = [
