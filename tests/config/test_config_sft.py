@@ -62,6 +62,10 @@ REFUSED = {
         ("trainer.algorithm.importance_correction=mask",),
         "trainer.algorithm.importance_correction: expected none",
     ),
+    "a divisor from sampling": (
+        ("trainer.algorithm.aggregation=constant",),
+        "trainer.algorithm.constant_length: expected a number",
+    ),
     "asynchronous": (("rollout.asynchronous=true",), "does not go together with asynchronous"),
     "partial rollouts": (
         ("rollout.partial_rollout=true",),
@@ -81,6 +85,14 @@ def test_a_setting_that_does_not_go_with_recorded_answers_is_refused(case: str) 
     with pytest.raises(ConfigError) as caught:
         parse_config(values(*changes))
     assert reason in str(caught.value)
+
+
+def test_no_engines_are_set_aside_for_evaluation_where_all_of_them_evaluate() -> None:
+    apart = values()
+    apart["engine"] = {"num_engines": 2}
+    apart["eval"] = {"datasets": [{"name": "a", "data": {"path": "e.jsonl"}}], "num_engines": 1}
+    with pytest.raises(ConfigError, match=r"eval.num_engines: expected 0"):
+        parse_config(apart)
 
 
 def test_recorded_answers_are_never_evaluated() -> None:

@@ -165,6 +165,15 @@ def test_a_step_is_one_plain_line_when_the_output_is_no_terminal() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_step_that_imitates_answers_shows_its_loss_instead_of_a_reward() -> None:
+    view, out = view_of()
+    with view:
+        view.step_done(1, {"train/sft/nll": 1.5, "train/sft/perplexity": 4.4817})
+    header, row = out.getvalue().splitlines()
+    assert header.split()[:3] == ["step", "nll", "ppl"]
+    assert row.split()[:3] == ["1/5", "1.5000", "4.482"]
+
+
 def test_model_output_is_shown_as_data_never_as_markup_or_control_codes() -> None:
     view, out = view_of()
     hostile = sample(0, "[bold red]x[/] \x1b[2J\x07 " + "y" * 5000)

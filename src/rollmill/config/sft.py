@@ -57,6 +57,16 @@ def _check_replay(config: Config) -> None:
             "rollout.n_samples_per_prompt: expected 1 with data.sft (a row holds one answer), "
             f"found {config.rollout.n_samples_per_prompt}"
         )
+    if config.eval.num_engines:
+        raise ValueError(
+            "eval.num_engines: expected 0 with rollout.source: replay (no engine writes training "
+            f"answers, so all of them evaluate), found {config.eval.num_engines}"
+        )
+    if algorithm.aggregation == "constant" and algorithm.constant_length is None:
+        raise ValueError(
+            "trainer.algorithm.constant_length: expected a number of tokens with rollout.source: "
+            "replay (nothing is sampled, so no limit of sampling can stand for it), found null"
+        )
     if is_distillation:
         return
     if algorithm.advantage != "none" and ":" not in algorithm.advantage:

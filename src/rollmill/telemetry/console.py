@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -22,10 +22,57 @@ from rollmill.telemetry.progress import Progress
 
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_SHOWN_CHARS = 300
-HEADER = (
-    f"{'step':>9} {'reward':>7} {'len':>6} {'trunc':>6} {'agree':>6} {'grad':>7} "
-    f"{'Δlogp':>8}   {'rollout':>8} {'train':>7} {'sync':>6} {'tok/s':>7}"
+
+
+class Column(NamedTuple):
+    """One figure of a step's row: title, name of the metric, format, unit behind it."""
+
+    title: str
+    metric: str
+    form: str
+    unit: str = ""
+
+    def header(self) -> str:
+        """The title over the figures."""
+        return f"{self.title:>{self._width}}"
+
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        """The figure; a dash where it was not measured."""
+        width = self._width - len(self.unit)
+        if self.metric not in metrics:
+            return f"{'-':>{width}}{self.unit}"
+        return format(metrics[self.metric], f"{width}{self.form}") + self.unit
+
+    @property
+    def _width(self) -> int:
+        return WIDTHS.get(self.title, 7)
+
+
+WIDTHS = {"len": 6, "trunc": 6, "agree": 6, "Δlogp": 8, "rollout": 10, "train": 7, "sync": 6}
+"""Characters of a column, where not 7."""
+LEARNED_COLUMNS = (
+    Column("reward", "reward/mean", ".3f"),
+    Column("len", "rollout/response_length_mean", ".1f"),
+    Column("trunc", "rollout/truncated", ".2f"),
+    Column("agree", "rollout/zero_std_groups", ".2f"),
+    Column("grad", "train/optimizer/grad_norm", ".2f"),
+    Column("Δlogp", "train/mismatch/log_prob_diff_mean", ".1e"),
+    Column("rollout", "time/rollout_s", ".1f", "s"),
+    Column("train", "time/train_s", ".1f", "s"),
+    Column("sync", "time/sync_s", ".1f", "s"),
+    Column("tok/s", "rollout/tokens_per_second", ".0f"),
 )
+IMITATED_COLUMNS = (
+    Column("nll", "train/sft/nll", ".4f"),
+    Column("ppl", "train/sft/perplexity", ".3f"),
+    Column("len", "rollout/response_length_mean", ".1f"),
+    Column("trunc", "rollout/truncated", ".2f"),
+    Column("learned", "train/tokens/trained", ".0f"),
+    Column("grad", "train/optimizer/grad_norm", ".2f"),
+    Column("train", "time/train_s", ".1f", "s"),
+    Column("tok/s", "train/tokens/per_second", ".0f"),
+)
+"""Of steps that imitate answers (SFT): there is no reward and no engine to compare with."""
 
 
 class RunView:
@@ -41,7 +88,8 @@ class RunView:
         self._console = console or Console(quiet=not is_on, highlight=False, soft_wrap=True)
         self._num_steps = num_steps
         self._live: Live | None = None
-        self._rewards: list[float] = []
+        self._main: list[float] = []
+        self._main_title = ""
         self._phase = ""
         self._phase_started = time.monotonic()
         self._has_header = False
@@ -86,23 +134,16 @@ class RunView:
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row for a finished step."""
+        columns = IMITATED_COLUMNS if "train/sft/nll" in metrics else LEARNED_COLUMNS
         if not self._has_header:
-            self._console.print(Text(HEADER, style="bold"))
+            titles = " ".join([f"{'step':>9}", *(column.header() for column in columns)])
+            self._console.print(Text(titles, style="bold"))
             self._has_header = True
-        self._rewards.append(metrics.get("reward/mean", 0.0))
-        row = (
-            f"{step:>4}/{self._num_steps:<4} {_figure(metrics, 'reward/mean', '7.3f')} "
-            f"{_figure(metrics, 'rollout/response_length_mean', '6.1f')} "
-            f"{_figure(metrics, 'rollout/truncated', '6.2f')} "
-            f"{_figure(metrics, 'rollout/zero_std_groups', '6.2f')} "
-            f"{_figure(metrics, 'train/optimizer/grad_norm', '7.2f')} "
-            f"{_figure(metrics, 'train/mismatch/log_prob_diff_mean', '8.1e')}   "
-            f"{_figure(metrics, 'time/rollout_s', '7.1f')}s "
-            f"{_figure(metrics, 'time/train_s', '6.1f')}s "
-            f"{_figure(metrics, 'time/sync_s', '5.1f')}s "
-            f"{_figure(metrics, 'rollout/tokens_per_second', '7.0f')}"
-        )
-        self._console.print(Text(row))
+        self._main_title = columns[0].title
+        if columns[0].metric in metrics:
+            self._main.append(metrics[columns[0].metric])
+        cells = " ".join(column.cell(metrics) for column in columns)
+        self._console.print(Text(f"{step:>4}/{self._num_steps:<4} {cells}"))
 
     def eval_done(
         self, step: int, metrics: Mapping[str, float], shown: Sequence[Sample] = ()
@@ -132,9 +173,11 @@ class RunView:
     def _now(self) -> Text:
         if not self._phase:
             return Text("")
-        spark = sparkline(self._rewards[-40:])
+        spark = sparkline(self._main[-40:])
         seconds = time.monotonic() - self._phase_started
-        return Text(f"  {self._phase}  {seconds:.0f}s  {'reward ' + spark if spark else ''}")
+        return Text(
+            f"  {self._phase}  {seconds:.0f}s  {f'{self._main_title} {spark}' if spark else ''}"
+        )
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -144,11 +187,6 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(SPARKS[round((v - low) / span * (len(SPARKS) - 1))] for v in values)
-
-
-def _figure(metrics: Mapping[str, float], name: str, form: str) -> str:
-    width = form.partition(".")[0]
-    return format(metrics[name], form) if name in metrics else f"{'-':>{width}}"
 
 
 def _question(sample: Sample) -> str:

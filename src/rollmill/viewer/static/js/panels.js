@@ -11,6 +11,7 @@ export const SECTIONS = [
     hint: "does it get better, and does it do so honestly",
     panels: [
       { id: "reward", title: "Reward", note: "mean over answers", names: { "reward/mean": "reward" } },
+      { id: "nll", title: "Loss of recorded answers", note: "−log-prob per learned token", names: { "train/sft/nll": "nll" }, optional: true },
       { id: "eval", title: "Evaluation", note: "mean reward, held out", match: /^eval\/([^/]+)\/reward$/ },
       { id: "pass", title: "pass@k", note: "held out", match: /^eval\/([^/]+)\/(pass@\d+)$/ },
       { id: "length", title: "Response length", note: "tokens, mean", names: { "rollout/response_length_mean": "length" } },

@@ -5,6 +5,7 @@ import { recall, remember } from "./route.js";
 import { rewardTag } from "./sample_list.js";
 import { legend, MODES, promptTokens, recolour, responseTokens, tokenBlock } from "./tokens.js";
 
+const SOURCE_NAMES = { engine: "model", environment: "environment", data: "recorded" };
 const TONES = { completed: "good", truncated: "warn", failed: "bad", aborted: "bad" };
 
 export class SampleDetail {
@@ -121,9 +122,9 @@ export class SampleDetail {
       const own = tokens.filter((token) => token.segment === number);
       const block = tokenBlock(own, this.#effective());
       this.#blocks.push({ block, tokens: own });
-      return h("div", { class: `segment is-${segment.source === "engine" ? "engine" : "environment"}` },
+      return h("div", { class: `segment is-${segment.source === "environment" ? "environment" : "engine"}` },
         h("div", { class: "segment-head" },
-          h("span", { class: `tag${segment.source === "engine" ? " accent" : ""}` }, segment.source === "engine" ? "model" : "environment"),
+          h("span", { class: `tag${segment.source === "environment" ? "" : " accent"}` }, SOURCE_NAMES[segment.source]),
           segment.version === null ? null : h("span", {}, `weights ${segment.version}`),
           h("span", {}, `${figure(segment.length)} tokens`),
           h("span", {}, segment.trainable && sample.in_loss ? "in the loss" : "not in the loss"),
