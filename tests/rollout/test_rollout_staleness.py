@@ -1,5 +1,7 @@
 """The staleness bound, by example and over random schedules."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,3 +113,41 @@ def test_no_schedule_trains_a_group_past_the_bound(
         gate.finish(next_group)
         next_group += 1
     assert gate.take_batch() is not None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    batch_size=st.integers(1, 4),
+    bound=st.integers(0, 4),
+    version=st.integers(0, 6),
+    ages=st.lists(st.integers(0, 8), max_size=40),
+    order=st.randoms(use_true_random=False),
+)
+def test_whatever_an_earlier_process_left_the_bound_holds_and_training_goes_on(
+    batch_size: int, bound: int, version: int, ages: list[int], order: random.Random
+) -> None:
+    last_step = version + 6
+    gate = StalenessGate(
+        batch_size=batch_size, max_staleness=bound, version=version, last_step=last_step
+    )
+    oldest: dict[int, int] = {}
+    for group, age in enumerate(sorted(ages, reverse=True)):
+        if gate.restore(group, version - age):
+            oldest[group] = version - age
+    assert len(oldest) <= (bound + 1) * batch_size
+    next_group, flying = len(ages), []
+    for step in range(version + 1, last_step + 1):
+        for _ in range(gate.num_to_admit()):
+            gate.admit(next_group)
+            oldest[next_group] = version
+            flying.append(next_group)
+            next_group += 1
+        order.shuffle(flying)
+        while (batch := gate.take_batch()) is None:
+            gate.finish(flying.pop())  # fails when nothing is left: then it would wait for ever
+        assert len(batch) == batch_size
+        assert max(step - 1 - oldest.pop(group) for group in batch) <= bound
+        version = step
+        gate.trained(step)
+    assert gate.num_to_admit() == 0
+    assert len(oldest) <= max(0, len(ages)), "nothing was admitted that no step needs"
