@@ -10,57 +10,34 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rollmill.rewards.mathematics.clean import as_words, clean
+from rollmill.rewards.mathematics.clean import clean
+from rollmill.rewards.mathematics.conventions import (
+    canonical,
+    choices_or_bases_equal,
+    named_tuples,
+    without_extras,
+)
 from rollmill.rewards.mathematics.latex import has_trigonometry, is_text
 from rollmill.rewards.mathematics.numbers import (
     long_integers_equal,
     quantities_equal,
     read_quantity,
 )
-from rollmill.rewards.mathematics.structure import Many, Node, Scalar, parse, split_commas
+from rollmill.rewards.mathematics.structure import Many, Node, Scalar, parse
 from rollmill.rewards.mathematics.units import find_unit
 
-_SAME_WORDS = {
-    "all real numbers": r"\mathbb{R}",
-    "all reals": r"\mathbb{R}",
-    "real numbers": r"\mathbb{R}",
-    r"(-\infty,\infty)": r"\mathbb{R}",
-    "empty set": r"\emptyset",
-    "no solution": r"\emptyset",
-    "no solutions": r"\emptyset",
-    "no real solution": r"\emptyset",
-    "no real solutions": r"\emptyset",
-    r"\varnothing": r"\emptyset",
-    r"\{\}": r"\emptyset",
-    "infinity": r"\infty",
-    r"+\infty": r"\infty",
-    "undefined": "undefined",
-    "does not exist": "dne",
-}
-_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s+)?\(?\s*([a-zA-Z])\s*\)?[.:]?")
-_CHOICE_AND_TEXT = re.compile(r"\(\s*([A-J])\s*\)\s+(\S.*)")
 _GENERIC_UNIT = re.compile(
     r"(.*\S)\s+(?:(?:square|sq\.?|cubic|cu\.?)\s+)?units?(?:\s*\^\s*\{?[23]\}?)?"
 )
 _ASSIGNMENT = re.compile(
-    r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\([\w,\s+-]+\))?|[A-Z]{2,4}|m?\\[a-z]+(?:\s[a-zA-Z]+)?)\s*"
+    r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\((?:[a-zA-Z,\s]+|[-\d.,\s]+)\))?|[A-Z]{2,4}"
+    r"|m?\\angle\s*[A-Z]{1,4}|\\[a-z]+(?:\s[a-zA-Z])?)\s*"
     r"(?:=|\\approx(?![a-zA-Z]))\s*([^=<>]+)"
 )
-_LOOSE_SPACE = re.compile(r"(?<![0-9a-zA-Z]) | (?![0-9a-zA-Z])")
-_BASE = re.compile(r"(\d[0-9a-zA-Z]*)\s*_\{?\s*(\d+)\s*\}?")
 _TRAILING_UNIT = re.compile(r"^(.*?[)}\]\d])\s+((?:[a-zA-Z]|°|/|\s|\^\{?-?\d\}?)+)$", re.DOTALL)
 _LEADING_APPROX = re.compile(
     r"^(?:(?:\\approx(?![a-zA-Z])|(?:about|around|approximately|roughly)(?=\s+\S*\d))\s*)+",
     re.IGNORECASE,
-)
-_CLOCK = re.compile(r"(\d{1,2})(:[0-5]\d)?\s*([aApP])\.?[mM]\.?")
-_TUPLE_ASSIGNMENT = re.compile(
-    r"(\([a-zA-Z](?:_\{?\w\}?)?(?:,\s*[a-zA-Z](?:_\{?\w\}?)?)+\))\s*=\s*(\(.*\))", re.DOTALL
-)
-_QUALIFIED = re.compile(
-    r"((?:(?!\\in(?![a-zA-Z]))[^<>])*?),?\s*(?:where\s+)?"
-    r"[a-zA-Z]\s*\\in\s*\\mathbb\{[ZN]\}(?:\^\+)?",
-    re.DOTALL,
 )
 _HAS_RELATION = re.compile(r"[=<>]|\\(?:leq|geq|neq|lt|gt|in)(?![a-zA-Z])")
 
@@ -74,18 +51,18 @@ def answers_equal(a: str, b: str) -> bool:
 
 
 def _equal(left: str, right: str) -> bool:
-    if left == right or _canonical(left) == _canonical(right):
+    if left == right or canonical(left) == canonical(right):
         return True
     verdict = _quantities(left, right)
     if verdict is not None:
         return verdict
-    verdict = _choices_or_bases(left, right)
+    verdict = choices_or_bases_equal(left, right)
     if verdict is not None:
         return verdict
-    first_names, second_names = (_TUPLE_ASSIGNMENT.fullmatch(one) for one in (left, right))
-    if first_names is not None and second_names is not None:
-        return _nodes_equal(_named_entries(first_names), _named_entries(second_names))
-    extras = _without_extras(left, right)
+    named = named_tuples(left, right)
+    if named is not None:
+        return _nodes_equal(*named)
+    extras = without_extras(left, right)
     if extras != (left, right):
         return _equal(*extras)
     first, second = parse(left), parse(right)
@@ -100,26 +77,6 @@ def _equal(left: str, right: str) -> bool:
     return _scalars_equal(first.text, second.text)
 
 
-def _named_entries(match: re.Match[str]) -> Node:
-    """`(x,y) = (1,2)` as the list `x = 1, y = 2`."""
-    names, values = split_commas(match[1][1:-1]), split_commas(match[2][1:-1])
-    if len(names) != len(values):
-        return Scalar(match.group())
-    pairs = zip(names, values, strict=True)
-    return Many("list", tuple(Scalar(f"{name} = {value}") for name, value in pairs))
-
-
-def _without_extras(left: str, right: str) -> tuple[str, str]:
-    """What only one side says beside its answer: names of a tuple, where an integer lies."""
-    for pattern, group in ((_TUPLE_ASSIGNMENT, 2), (_QUALIFIED, 1)):
-        first, second = pattern.fullmatch(left), pattern.fullmatch(right)
-        if first is not None and second is None and first.group(group).strip():
-            left = first.group(group).strip()
-        if second is not None and first is None and second.group(group).strip():
-            right = second.group(group).strip()
-    return left, right
-
-
 def _may_be_interval(left: Node, right: Node) -> bool:
     """Whether one side is a union, or an interval against an inequality: the library's work."""
     for one, other in ((left, right), (right, left)):
@@ -130,16 +87,6 @@ def _may_be_interval(left: Node, right: Node) -> bool:
     return False
 
 
-def _canonical(text: str) -> str:
-    clock = _CLOCK.fullmatch(text)
-    if clock is not None:
-        return f"{int(clock[1])}{clock[2] or ':00'} {clock[3].lower()}m"
-    words = as_words(text) if is_text(text) else text
-    if words is text:
-        words = _LOOSE_SPACE.sub("", text)
-    return _SAME_WORDS.get(words, words)
-
-
 def _quantities(left: str, right: str) -> bool | None:
     """The exact verdict on two plain quantities; None when one is something else."""
     first, second = read_quantity(left), read_quantity(right)
@@ -148,24 +95,6 @@ def _quantities(left: str, right: str) -> bool | None:
     if (first is None and second is None) or max(len(left), len(right)) > 2000:
         return long_integers_equal(left, right)
     return None
-
-
-def _choices_or_bases(left: str, right: str) -> bool | None:
-    """The verdict on two letters (of a multiple choice), or numbers of which one has a base."""
-    choices = _CHOICE.fullmatch(left), _CHOICE.fullmatch(right)
-    if choices[0] is not None and choices[1] is not None:
-        return choices[0].group(1).lower() == choices[1].group(1).lower()
-    for letter, other in ((choices[0], right), (choices[1], left)):
-        labelled = _CHOICE_AND_TEXT.fullmatch(other)
-        if letter is not None and labelled is not None:
-            return letter.group(1).upper() == labelled.group(1)
-    bases = _BASE.fullmatch(left), _BASE.fullmatch(right)
-    if bases[0] is not None and bases[1] is not None:
-        return bases[0].groups() == bases[1].groups()
-    based, bare = (bases[0], right) if bases[0] is not None else (bases[1], left)
-    if based is None or not bare.isdigit():
-        return None
-    return based.group(1) == bare
 
 
 def _scalars_equal(left: str, right: str) -> bool:
@@ -267,6 +196,8 @@ def _nodes_equal(left: Node, right: Node) -> bool:
         if all(row is not None for row in rows):  # [[1,2],[3,4]]
             return _in_order(matrix.items, [row for row in rows if row is not None])
         flat = _vector(matrix)
+        if entries.opening + entries.closing not in ("()", "[]"):
+            return False  # a half-open interval
         return flat is not None and _in_order(flat, entries.items)
     return False
 

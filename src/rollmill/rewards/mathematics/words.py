@@ -23,6 +23,7 @@ _PARTS = {
     **{f"{word}s": number for number, word in enumerate(_PART_WORDS.split(), start=2)},
     **{"halves": 2, "fourth": 4, "fourths": 4},
 }
+_COUNTED = SCALES.keys() | _PARTS.keys()
 MAX_WORDS = 12
 
 
@@ -39,6 +40,8 @@ def number_in_words(text: str) -> Fraction | None:
 def _unsigned(words: list[str]) -> Fraction | None:
     if words == ["half"]:
         return Fraction(1, 2)
+    if words[:1] in (["a"], ["an"]) and not (_COUNTED & set(words[1:2])):
+        return None  # the article of a word, or a letter
     if not words or words[-1] not in _PARTS:
         return _whole(words)
     part = _PARTS[words[-1]]
