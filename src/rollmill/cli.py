@@ -172,6 +172,13 @@ def _check_rewards(arguments: list[str]) -> int:
     path = Path(arguments[0])
     settings = load_config(path, arguments[1:])
     base_dir = path.resolve().parent
+    if settings.rollout.is_replay:
+        raise ConfigError(
+            "there is nothing to check: nobody judges recorded answers",
+            where="rollout.source",
+            expected="generate",
+            found="replay",
+        )
     policy = open_policy(settings)
     rows = load_rows(
         settings.data,

@@ -1,15 +1,14 @@
-"""A data set of recorded answers, read and tokenized before the first step, and its source.
+"""A data set of recorded answers, read, checked and tokenized before the first step.
 
 As with prompts, every problem shows at start-up: a bad row stops (or is skipped and counted, by
 `data.bad_rows`), and so is a conversation that is too long (`data.sft.too_long`). Nothing is ever
-dropped or cut silently. What is kept of a row is its token ids; texts are decoded when needed.
+dropped or cut silently. What is kept of a row is its token ids.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
@@ -20,15 +19,14 @@ import numpy as np
 from rollmill.config.data import DatasetConfig
 from rollmill.config.sft import SftConfig
 from rollmill.data.conversations import ConversationReader
-from rollmill.data.loading import Dataset, Part, bad_row_error, check_named_keys, raw_parts
+from rollmill.data.loading import Part, bad_row_error, check_named_keys, raw_parts
 from rollmill.data.marked_tokens import MarkedTokenizer, MarkedTokens
 from rollmill.data.masks import MarkedText
 from rollmill.data.prompts import PromptRow
 from rollmill.data.readers import BadRowError, RawRow
-from rollmill.data.source import PromptSource
 from rollmill.data.template import Tokenizer
 from rollmill.errors import DataError
-from rollmill.sample import BoolArray, IntArray, Sample, Segment, Status, int_array
+from rollmill.sample import BoolArray, IntArray, Segment, int_array
 
 logger = logging.getLogger(__name__)
 
@@ -199,56 +197,6 @@ class _Reader:
         self._tally.num_bad += 1
         if len(self._tally.reasons) < _SHOWN_REASONS:
             self._tally.reasons.append(f"{where}: {reason}")
-
-
-class DemonstrationSource(PromptSource):
-    """Finished groups of one recorded answer each, for as long as anyone asks; a `DataSource`.
-
-    Args:
-        demonstrations: the rows.
-        tokenizer: decodes what people see.
-        seed: of the shuffle.
-        shuffle: a new permutation of the original order every epoch.
-    """
-
-    def __init__(
-        self,
-        demonstrations: DemonstrationSet,
-        tokenizer: Tokenizer,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-    ) -> None:
-        super().__init__(
-            Dataset(demonstrations.parts), n_samples_per_prompt=1, seed=seed, shuffle=shuffle
-        )
-        self._tokenizer = tokenizer
-        self._fingerprints = [_fingerprint(part.rows) for part in demonstrations.parts]
-
-    def _fresh_sample(self, row: PromptRow, attempt: int) -> Sample:
-        """A sample that has its answer already."""
-        sample = super()._fresh_sample(row, attempt)
-        if not isinstance(row, Demonstration):
-            raise TypeError(f"expected a Demonstration, found {type(row).__name__}")
-        sample.prompt = self._decode(row.prompt_tokens)
-        sample.response = self._decode(row.answer_tokens)
-        sample.segments = row.segments
-        sample.status = Status.TRUNCATED if row.is_truncated else Status.COMPLETED
-        return sample
-
-    def _decode(self, tokens: IntArray) -> str:
-        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
-
-
-def _fingerprint(rows: Sequence[PromptRow]) -> str:
-    """A hash over all tokens and masks of the rows in order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for row in rows:
-        if isinstance(row, Demonstration):
-            for array in (row.prompt_tokens, row.answer_tokens, row.mask):
-                digest.update(len(array).to_bytes(8, "little"))
-                digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def _too_long(where: str, length: int, limit: int) -> DataError:

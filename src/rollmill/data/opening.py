@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollmill.config.data import DatasetConfig
-from rollmill.data.demonstrations import DemonstrationSource, load_demonstrations
+from rollmill.data.demonstrations import load_demonstrations
 from rollmill.data.loading import load_dataset
+from rollmill.data.recorded import DemonstrationSource
 from rollmill.data.source import BufferPolicy, PromptSource, oldest_first
 from rollmill.data.template import Tokenizer
 
