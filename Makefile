@@ -115,7 +115,8 @@ test-peers: $(PEERS_STAMP)
 # Everything else is tested on the CPU, so that results do not depend on the machine.
 test-gpu: $(DEV_STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -rs tests/trainer/test_trainer_gpu.py \
-	  tests/trainer/test_trainer_rank_processes.py tests/engine_embedded/test_embedded_gpu.py $(ARGS)
+	  tests/trainer/test_trainer_rank_processes.py tests/engine_embedded/test_embedded_gpu.py \
+	  tests/exchange/test_exchange_gpu.py $(ARGS)
 
 peers: $(PEERS_STAMP)
 

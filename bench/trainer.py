@@ -1,20 +1,26 @@
 """One GRPO optimizer step on a real model: rollmill's trainer beside a plain loop and beside TRL.
 
     python bench/trainer.py MODEL_FOLDER [--sequences 64] [--threads 1] [--dtype float32]
-        [--variants auto plain trl padded packed] [--peers .venv-peers/bin/python]
+        [--variants auto padded tree packed blocks plain trl] [--peers .venv-peers/bin/python]
+
+Prints a Markdown table. One variant alone, such as TRL, which needs some 9 GB for 64 sequences:
+`--variants trl`.
 
 The batch: groups of 8 answers to one prompt of 44 tokens, total lengths log-normal with mean 160,
 random tokens (so answers share nothing but their prompt: the worst case for prefix trees). Every
 variant takes the same step in a process of its own, so that its peak memory is its own:
 
-- `auto`, `padded`, `tree`, `packed`: rollmill in that layout;
+- `auto`, `padded`, `tree`, `packed`: rollmill in that layout (`auto` names its choice);
+- `blocks`: `packed` in rows of 512 under a block mask, as for models that cannot do without;
 - `plain`: what one writes first: rows in the order given, 8 at a time, padded to the longest, full
   logits, `log_softmax`;
 - `trl`: TRL's GRPOTrainer, 8 rows at a time, run by the Python of `--peers` (`make peers`).
 
-Times are of the process (`cpu`) and of the clock (`wall`); on a busy machine compare the former.
-The measured step comes after a small one that warms caches up. GEMM peak is measured in the same
-process with one large product.
+Columns: tokens per second of the whole step (forward, backward, optimizer), by the time of the
+process (`cpu`) and of the clock (`wall`), of which on a busy machine compare the former; the share
+of GEMM peak, by 6 × parameters × tokens over what large products reach in the same process; seconds
+of process time of the step, and of a forward pass without gradient beside it; padding among the
+positions; peak memory. The measured step comes after a small one that warms caches up.
 """
 
 from __future__ import annotations
@@ -38,14 +44,20 @@ from rollmill.config.trainer import OptimizerConfig, TrainerConfig
 from rollmill.sample import Group, Sample, Segment, Status
 from rollmill.trainer.advantages import grpo
 from rollmill.trainer.algorithm import find_algorithm
+from rollmill.trainer.layout import MicroBatch, TokenSequence
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.policy import Policy
+from rollmill.trainer.ranks import Ranks
+from rollmill.trainer.scoring import score_sequences
 from rollmill.trainer.weight_files import DTYPES
 
 PROMPT_LENGTH = 44
 GROUP_SIZE = 8
 LEARNING_RATE = 1e-9
-LAYOUTS = ("auto", "padded", "tree", "packed")
+HEADER = """
+| | tokens/s cpu | wall | GEMM peak | step s | forward s | padding | memory | grad norm |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+LAYOUTS = ("auto", "padded", "tree", "packed", "blocks")
 
 
 def make_groups(num_sequences: int, mean_length: float, seed: int = 0) -> list[Group]:
@@ -82,26 +94,28 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-Step = Callable[[list[Group]], dict[str, float]]
-"""Takes one optimizer step: gradient norm, and padding share where it is known."""
+Step = Callable[[list[Group]], dict[str, Any]]
+"""Takes one optimizer step: gradient norm, padding share, and what else is known of it."""
 
 
-def rollmill_step(arguments: argparse.Namespace) -> Step:
-    config = TrainerConfig(
-        layout=arguments.only,
-        max_tokens_per_micro_batch=arguments.budget,
-        optimizer=OptimizerConfig(lr=LEARNING_RATE),
-    )
+def make_policy(arguments: argparse.Namespace) -> Policy:
     policy = Policy(
         load(arguments.model),
         device=torch.device("cpu"),
         compute_dtype=DTYPES[arguments.dtype],
-        chunk_tokens=config.logprob_chunk_tokens,
-        layout=config.layout,
+        layout="packed" if arguments.only == "blocks" else arguments.only,
+    )
+    policy.needs_mask |= arguments.only == "blocks"
+    return policy
+
+
+def rollmill_step(arguments: argparse.Namespace, policy: Policy) -> Step:
+    config = TrainerConfig(
+        max_tokens_per_micro_batch=arguments.budget, optimizer=OptimizerConfig(lr=LEARNING_RATE)
     )
     learner = Learner(policy, config, find_algorithm(config.algorithm), num_total_steps=9)
 
-    def step(groups: list[Group]) -> dict[str, float]:
+    def step(groups: list[Group]) -> dict[str, Any]:
         metrics = learner.learn(
             groups, step=0, reward_key=None, max_new_tokens=512, temperature=1.0
         )
@@ -113,11 +127,32 @@ def rollmill_step(arguments: argparse.Namespace) -> Step:
     return step
 
 
+def forward_pass(policy: Policy, groups: list[Group], budget: int) -> dict[str, Any]:
+    """Process time of scoring all answers without gradient, and the layout chosen for them."""
+    sequences = [
+        TokenSequence(
+            sample.tokens, np.arange(PROMPT_LENGTH, len(sample.tokens)), sample.group_index
+        )
+        for group in groups
+        for sample in group.samples
+    ]
+    start = time.process_time()
+    score_sequences(policy, sequences, budget=budget, temperature=1.0, ranks=Ranks())
+    spent = time.process_time() - start
+    return {"forward": spent, "layout": layout_of(policy.plan(sequences, budget)[0])}
+
+
+def layout_of(batch: MicroBatch) -> str:
+    if batch.boundaries is not None:
+        return "packed"
+    return "padded" if batch.mask is None or batch.mask.ndim == 2 else "tree or blocks"
+
+
 def plain_step(arguments: argparse.Namespace) -> Step:
     model = load(arguments.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
-    def step(groups: list[Group]) -> dict[str, float]:
+    def step(groups: list[Group]) -> dict[str, Any]:
         samples = [sample for group in groups for sample in group.samples]
         rewards = np.array([sample.scalar_reward() for sample in samples])
         advantages = grpo(rewards, np.array([sample.group_index for sample in samples]))
@@ -173,30 +208,31 @@ def gemm_peak(dtype: torch.dtype) -> float:
     return best
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, float]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """What one variant does, in this process."""
     torch.set_num_threads(arguments.threads)
     groups = make_groups(arguments.sequences, arguments.mean_length)
     peak = gemm_peak(DTYPES[arguments.dtype])
+    policy = None
     if arguments.only == "trl":
         from trl_step import take_step
 
         spent = take_step(arguments.model, groups, lr=LEARNING_RATE, dtype=arguments.dtype)
     else:
-        step = (rollmill_step if arguments.only in LAYOUTS else plain_step)(arguments)
+        policy = make_policy(arguments) if arguments.only in LAYOUTS else None
+        step = plain_step(arguments) if policy is None else rollmill_step(arguments, policy)
         step(groups[:1])
         wall, cpu = time.perf_counter(), time.process_time()
         spent = step(groups)
         spent["wall"] = time.perf_counter() - wall
         spent["cpu"] = time.process_time() - cpu
-    return {
-        **spent,
-        "gemm_peak": peak,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-    }
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    if policy is not None:
+        spent |= forward_pass(policy, groups, arguments.budget)
+    return {**spent, "gemm_peak": peak, "memory": memory}
 
 
-def run_variant(name: str, arguments: argparse.Namespace) -> dict[str, float] | None:
+def run_variant(name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The figures of a variant, measured in a process of its own; None when it cannot run."""
     python = arguments.peers if name == "trl" else sys.executable
     if name == "trl" and not Path(python).exists():
@@ -213,7 +249,7 @@ def run_variant(name: str, arguments: argparse.Namespace) -> dict[str, float] | 
     if done.returncode or not lines:
         print(f"{name}: failed with exit code {done.returncode}")
         return None
-    figures: dict[str, float] = json.loads(lines[-1])
+    figures: dict[str, Any] = json.loads(lines[-1])
     return figures
 
 
@@ -225,7 +261,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--budget", type=int, default=1024)
-    parser.add_argument("--variants", nargs="+", default=["auto", "plain", "trl", "padded"])
+    parser.add_argument("--variants", nargs="+", default=["auto", *LAYOUTS[1:], "plain", "trl"])
     parser.add_argument("--peers", default=".venv-peers/bin/python")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -237,22 +273,31 @@ def main() -> None:
         model = AutoModelForCausalLM.from_config(load_config(arguments.model))
     flops = 6 * sum(parameter.numel() for parameter in model.parameters()) * tokens
     print(f"{arguments.sequences} sequences, {tokens} tokens, {arguments.dtype}")
+    print(HEADER)
     times = {}
     for name in arguments.variants:
         figures = run_variant(name, arguments)
-        if figures is None:
-            continue
-        times[name] = figures["cpu"]
-        print(
-            f"{name:<8} {tokens / figures['wall']:6.0f} tokens/s wall "
-            f"{tokens / figures['cpu']:6.0f} tokens/s cpu  "
-            f"{flops / figures['cpu'] / figures['gemm_peak']:5.0%} of GEMM peak "
-            f"({figures['gemm_peak'] / 1e9:.0f} GFLOP/s)  padding {figures['padding']:5.1%}  "
-            f"peak memory {figures['memory']:.2f} GB  grad norm {figures['grad_norm']:.4f}",
-            flush=True,
-        )
+        if figures is not None:
+            times[name] = figures["cpu"]
+            print(table_row(name, figures, tokens, flops), flush=True)
     for name in times.keys() - {"auto"} if "auto" in times else ():
         print(f"auto is {times[name] / times['auto']:.2f}× as fast as {name} (process time)")
+
+
+def table_row(name: str, figures: dict[str, Any], tokens: int, flops: float) -> str:
+    cpu, peak = figures["cpu"], figures["gemm_peak"]
+    cells = [
+        f"{name} ({figures['layout']})" if name == "auto" else name,
+        f"{tokens / cpu:.0f}",
+        f"{tokens / figures['wall']:.0f}",
+        f"{flops / cpu / peak:.0%} of {peak / 1e9:.0f} GFLOP/s",
+        f"{cpu:.1f}",
+        f"{figures['forward']:.1f}" if "forward" in figures else "",
+        f"{figures['padding']:.1%}",
+        f"{figures['memory']:.1f} GB",
+        f"{figures['grad_norm']:.4f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def load_config(folder: Path) -> Any:
