@@ -133,6 +133,21 @@ def test_a_template_whose_generation_prompt_thinks_and_whose_answers_do_not_is_r
     for turns in ("all", "last"):
         with pytest.raises(DataError, match=r"the generation prompt of message \d \(assistant\)"):
             load(tmp_path, tokenizer, {"messages": TALK}, sft={"turns": turns})
+    with pytest.raises(DataError, match="does not write answers as it asks for them"):
+        load(tmp_path, tokenizer, {"messages": TALK}, sft={"turns": "last"})
+
+
+def test_a_setting_of_the_template_changes_the_prompt_and_what_is_learned_alike(
+    tmp_path: Path,
+) -> None:
+    tokenizer = byte_level_tokenizer("qwen3")
+    quick = {"chat_template_kwargs": {"enable_thinking": False}, "sft": {"turns": "each"}}
+    rows = load(tmp_path, tokenizer, {"messages": TALK}, **quick).rows
+    assert [learned_texts(row, tokenizer) for row in rows] == [
+        ["It is four.<|im_end|>"],
+        [SECOND["content"].lstrip() + "<|im_end|>"],
+    ]
+    assert tokenizer.decode(rows[0].prompt_tokens.tolist()).endswith("<think>\n\n</think>\n\n")
 
 
 def test_a_template_without_a_generation_prompt_is_refused_where_it_hides_a_header(
@@ -147,7 +162,10 @@ def test_a_template_without_ends_of_turns_gets_the_end_of_sequence_behind_the_la
 ) -> None:
     tokenizer = byte_level_tokenizer("vicuna")
     row = one(tmp_path, tokenizer, [USER, FIRST])
-    assert learned_texts(row, tokenizer) == [" It is four.\n" + tokenizer.eos_token]
+    assert learned_texts(row, tokenizer) == [" It is four." + tokenizer.eos_token]
+    spaced = {"role": "assistant", "content": "It is four.\n\n"}
+    row = one(tmp_path, tokenizer, [USER, spaced])
+    assert learned_texts(row, tokenizer) == [" It is four.\n\n" + tokenizer.eos_token]
     with pytest.raises(DataError, match=r"message 2 \(assistant\): the template writes no end"):
         load(tmp_path, tokenizer, {"messages": TALK})
     rows = load(tmp_path, tokenizer, {"messages": TALK}, sft={"turns": "each"}).rows

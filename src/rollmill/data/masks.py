@@ -23,6 +23,12 @@ Message = dict[str, Any]
 Render = Callable[[int, bool], str]
 """`render(n, True)`: the first n messages as text, with the generation prompt behind them."""
 
+EARLIER_TURNS = "learn each turn as it was when it was written: data.sft.turns: each, or last"
+OWN_PROMPT = (
+    "the template does not write answers as it asks for them, so they cannot be learned with it: "
+    "mend the template, or set data.chat_template_kwargs"
+)
+
 _SHOWN_BEFORE, _SHOWN_AFTER = 30, 60
 
 
@@ -78,7 +84,7 @@ class TurnMarker:
             is_last = turn == len(messages) - 1
             rendered = text if is_last else render(turn + 1, False)
             end, is_open = self._end(rendered, start, turn, messages)
-            _check_beginning(text, rendered[:end], f"{_name(turn, messages)}")
+            _check_beginning(text, rendered[:end], _name(turn, messages), EARLIER_TURNS)
             if messages[turn].get("content"):
                 _check_header(rendered[start:end], turn, messages, render)
             spans.append((start, end))
@@ -93,18 +99,26 @@ class TurnMarker:
         ends = [match.end() for match in self._special.finditer(rendered, start)]
         if ends and not rendered[ends[-1] :].strip():
             return ends[-1], False
-        return len(rendered), True
+        return _end_of_content(rendered, messages[turn].get("content")), True
 
 
 def _start(text: str, turn: int, messages: Sequence[Message], render: Render) -> int:
     if turn == 0:
         raise BadRowError("message 1 (assistant): a conversation cannot begin with the assistant")
     before = render(turn, True)
-    _check_beginning(text, before, f"the generation prompt of {_name(turn, messages)}")
+    advice = EARLIER_TURNS if turn < len(messages) - 1 else OWN_PROMPT
+    _check_beginning(text, before, f"the generation prompt of {_name(turn, messages)}", advice)
     return len(before)
 
 
-def _check_beginning(text: str, beginning: str, what: str) -> None:
+def _end_of_content(rendered: str, content: Any) -> int:
+    """Where an answer ends that no token ends: behind its text, before the template's own space."""
+    end = len(rendered.rstrip())
+    own = content[len(content.rstrip()) :] if isinstance(content, str) else ""
+    return end + len(own) if rendered.startswith(own, end) else end
+
+
+def _check_beginning(text: str, beginning: str, what: str, advice: str) -> None:
     """The rendered beginning must be the beginning of the rendered whole."""
     if text.startswith(beginning):
         return
@@ -113,9 +127,8 @@ def _check_beginning(text: str, beginning: str, what: str) -> None:
         min(len(text), len(beginning)),
     )
     raise BadRowError(
-        f"{what}: the template changes the text when more messages follow: "
-        f"{_around(beginning, place)} became {_around(text, place)} (learn each turn as it was "
-        "when it was written: data.sft.turns: each, or last)"
+        f"{what}: the template changes the text when more follows: "
+        f"{_around(beginning, place)} became {_around(text, place)} ({advice})"
     )
 
 
