@@ -70,8 +70,8 @@ class EngineConfig(Section):
     """Ask engines which experts each token used, and keep that with the sample: for models with
     experts. SGLang needs `--enable-return-routed-experts`; the SGLang router cannot carry it."""
     offload: bool = False
-    """Free the engines' weights and KV cache while the trainer works: for engines that share a
-    GPU, or little memory, with it."""
+    """Free the engines' weights and KV cache while the trainer works, and the trainer's GPU memory
+    while they do: for engines that share a GPU, or little memory, with it."""
     router: Literal["none", "sglang"] = "none"
     """`none`: requests go straight to the engine with the least outstanding tokens, a group's to
     the same one. `sglang`: they go through an SGLang router started for the run (`pip install

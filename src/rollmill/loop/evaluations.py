@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
@@ -29,13 +29,6 @@ from rollmill.telemetry.metrics_log import read_metrics
 from rollmill.weights.base import Transport
 
 logger = logging.getLogger(__name__)
-
-
-class Weights(Protocol):
-    """How engines that were set aside get weights."""
-
-    async def bring(self, trainer: Worker, version: int) -> dict[str, float]:
-        """Have them serve `version` of the trainer's weights."""
 
 
 class EnginesApart:
@@ -75,7 +68,7 @@ class Evaluations:
         records: Records,
         view: RunView,
         doctor: StallDoctor,
-        apart: Weights | None,
+        apart: EnginesApart | None,
     ) -> None:
         self._config = config
         self._evaluator = evaluator

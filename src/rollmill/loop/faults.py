@@ -79,6 +79,7 @@ class FaultInjector:
             raise aiohttp.ServerDisconnectedError("the connection was broken on purpose")
         if fault is not None and fault.kind is FaultKind.CORRUPT_REPLY:
             body = await response.read()
+            # what read() gives from now on; aiohttp has no public way to put another body there
             response._body = body[: int(fault.choice * len(body))]
         return response
 
