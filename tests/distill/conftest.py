@@ -17,12 +17,12 @@ from support.tiny import make_tiny_model, warm_start, write_task_files
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Two engines that run already. The student knows the format, the teacher more."""
+    """Two engines that run already. The teacher is the student, trained on."""
     root = tmp_path_factory.mktemp("distill")
     student = make_tiny_model(root / "student", 0, hidden_size=64, layers=2)
-    warm_start(student, 0, steps=50)
-    teacher = make_tiny_model(root / "teacher", 1, hidden_size=64, layers=2)
-    warm_start(teacher, 1, steps=150)
+    warm_start(student, 0, steps=150)
+    teacher = Path(shutil.copytree(student, root / "teacher"))
+    warm_start(teacher, 5, steps=30)
     files = write_task_files(root / "task", num_train=256, num_eval=64)
     with asyncio.Runner() as runner:
         engines = runner.run(_start([student, teacher], root))

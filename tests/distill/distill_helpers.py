@@ -50,7 +50,7 @@ def plain_config(world: World, **changes: Any) -> dict[str, Any]:
         "engine": {"urls": [world.student_url]},
         "trainer": {
             "num_threads": 1,
-            "optimizer": {"lr": 1e-3},
+            "optimizer": {"lr": 3e-4},
             "algorithm": {"advantage": "none", "loss": "policy_gradient"},
         },
         "opd": {

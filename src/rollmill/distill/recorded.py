@@ -9,6 +9,7 @@ they are asked for. Each epoch is a permutation of all groups.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ from rollmill.distill.rows import RecordedRow, row_of
 from rollmill.distill.shards import check_shard, file_hash, read_table, records_of
 from rollmill.errors import CheckpointError, DataError
 from rollmill.sample import FloatArray, Group, Sample
+from rollmill.sample_codec import decode_group, encode_group
 
 if TYPE_CHECKING:
     import pyarrow
@@ -291,13 +293,17 @@ class RecordedSource:
         return [places[number] for number in sorted(chosen.tolist())]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON values; groups given back are named and read again."""
+        """The position and the groups given back, as JSON values."""
         return {
             "format": STATE_FORMAT,
             "size": len(self),
             "order": self._order.state_dict(),
             "next_group": self._next_group,
             "next_sample": self._next_sample,
+            "waiting": [
+                base64.b64encode(encode_group(self._waiting[index])).decode("ascii")
+                for index in sorted(self._waiting)
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -315,7 +321,8 @@ class RecordedSource:
                 fix="resume with the folder that the run began with",
             )
         self._order.load_state_dict(state["order"])
-        self._waiting = {}
+        groups = [decode_group(base64.b64decode(text)) for text in state["waiting"]]
+        self._waiting = {group.group_index: group for group in groups}
         self._next_group = int(state["next_group"])
         self._next_sample = int(state["next_sample"])
 

@@ -17,6 +17,7 @@ from rollmill.distill.checks import RowLimits
 from rollmill.distill.identity import tokenizer_identity, weights_hash
 from rollmill.distill.manifest import Manifest, Settings
 from rollmill.distill.mismatch import (
+    Difference,
     StartOfRun,
     refuse,
     sampling_differences,
@@ -91,8 +92,26 @@ async def prepare_answers(
             run_dir=folder / STUDENT,
         )
         await stack.enter_async_context(student)
+        await _check_student_engines(config, student, settings.student)
         parts = _parts(config, policy, student, opened, prompts=prompts, context_length=length)
         return await prepare(folder, settings, parts, on_progress)
+
+
+async def _check_student_engines(config: Config, student: EnginePool, expected: str) -> None:
+    """Attached engines must serve the student, as far as their folders are on this machine; what
+    they serve elsewhere shows when training scores some rows anew."""
+    if not config.engine.urls:
+        return
+    for client in student.clients:
+        folder = Path((await client.model_info()).model_path)
+        if not any(folder.glob("*.safetensors")):
+            continue
+        found = await asyncio.to_thread(weights_hash, folder)
+        if found != expected:
+            difference = Difference(
+                "student", "the engine serves other weights than model.path", expected, found
+            )
+            refuse([difference], config.opd.allow_mismatch, where=f"engine.urls: {client.url}")
 
 
 def _prompts(config: Config, policy: Policy, length: int, base_dir: Path) -> list[PromptRow]:
