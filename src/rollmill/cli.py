@@ -242,6 +242,7 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     from rollmill.config.load import load_embedded
+    from rollmill.engine.embedded.server import exit_now
     from rollmill.engine.embedded.server import serve as run_engine
     from rollmill.models import resolve_model
 
@@ -255,6 +256,7 @@ def serve(
         config=settings,
         context_length=context_length,
     )
+    exit_now(0)
 
 
 app.command()(view)

@@ -113,6 +113,7 @@ def test_the_pool_decodes_them_and_the_result_carries_them(
         async with serving(moe_folder) as client:
             url = str(client.make_url("/"))
             config = EngineConfig(urls=(url,), return_routed_experts=True)
+            await post(client, "/update_weight_version", {"new_version": "0"})
             async with EnginePool(config, model_path=str(moe_folder), run_dir=tmp_path) as pool:
                 result = await pool.generate("r", PROMPT, {"max_new_tokens": 6})
             whole = expected([*PROMPT, *result.token_ids[:-1].tolist()])

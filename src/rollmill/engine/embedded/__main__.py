@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     except RollmillError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return 0
+    server.exit_now(0)
 
 
 def _parser() -> argparse.ArgumentParser:
