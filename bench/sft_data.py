@@ -3,7 +3,7 @@
     python bench/sft_data.py [--messages 10 100 400] [--words 80] [--tokens 100000]
 
 Conversations of made-up words, rendered by the model's template (SmolLM2's), masked and tokenized
-as at the start of a run; process time on one thread, and the same text tokenized whole for comparison.
+as at the start of a run; process time on one thread, and the same text tokenized whole, to compare.
 """
 
 from __future__ import annotations
