@@ -97,6 +97,11 @@ MISTAKES = [
     ),
     Mistake("no evaluation", ("eval.datasets=[]",), W, "eval.datasets", "no evaluation"),
     Mistake("never saved", ("run.num_steps=100",), W, "run.save_every", "nothing is saved"),
+    Mistake(
+        "engine gone", ("engine.urls=[http://127.0.0.1:9]",), E, "engine.urls", "does not answer"
+    ),
+    Mistake("threads", ("trainer.num_threads=999",), W, "trainer.num_threads", "999 threads"),
+    Mistake("full disk", ("run.num_steps=1000000000",), W, "disk", "samples at most"),
     Mistake("memory", ("engine.embedded.max_total_tokens=100000000000",), E, "memory", "GiB"),
 ]
 
@@ -233,7 +238,8 @@ def test_the_command_starts_everything_and_compares_log_probs(folder: Path) -> N
     checked = rollmill("check", folder / "config.yaml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "engine and trainer differ by" in checked.stdout
-    assert "version 1 confirmed" in checked.stdout
+    assert "version 1 confirmed, checksums agree" in checked.stdout
+    assert "answers as the trainer's does" in checked.stdout
     assert "0 errors, 1 warnings" in checked.stdout
     assert not (folder / "run").exists(), "a check leaves the run folder alone"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rollmill.checks.engines import check_texts
 from rollmill.checks.finding import Finding, error, from_error, ok, warning
 from rollmill.checks.inputs import LoadedData
 from rollmill.config import Config
@@ -57,10 +58,13 @@ async def _check(
         findings.append(
             ok(
                 "weight sync",
-                f"version 1 confirmed, generation held for {synced['weights/pause_s']:.2f} s",
+                f"version 1 confirmed, {_checksums(config)}, generation held for "
+                f"{synced['weights/pause_s']:.2f} s",
             )
         )
         samples = await _answers(config, policy, pool, data)
+        stop = config.rollout.sampling.stop
+        findings += check_texts(policy.tokenizer, samples, has_stop_texts=bool(stop))
         scores = await trainer.call(
             "score",
             samples=[encode_sample(sample) for sample in samples],
@@ -68,6 +72,10 @@ async def _check(
         )
         findings += _parity(config, samples, scores)
     return findings
+
+
+def _checksums(config: Config) -> str:
+    return "checksums agree" if config.weights.verify_checksum else "checksums not compared"
 
 
 async def _answers(
@@ -81,7 +89,8 @@ async def _answers(
         limit = min(MAX_TOKENS, config.rollout.sampling.max_new_tokens, room)
         wire: dict[str, Any] = config.rollout.sampling.to_wire(max_new_tokens=limit, seed=number)
         result = await pool.generate(f"check/{number}", row.prompt_tokens, wire)
-        return Sample(row.prompt_tokens, index=number, segments=result.to_segments())
+        segments = result.to_segments()
+        return Sample(row.prompt_tokens, index=number, segments=segments, response=result.text)
 
     return list(await asyncio.gather(*(answer(number) for number in range(len(rows)))))
 

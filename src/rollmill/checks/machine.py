@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rollmill.checks.finding import Finding, error, ok, warning
 from rollmill.config import Config
@@ -18,6 +19,13 @@ from rollmill.loop.run_dir import RunDir
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINER_BYTES_PER_PARAMETER = 16
 """float32 weights, gradients and two AdamW moments."""
+WEIGHT_BYTES = 4
+"""A float32 weight that is not trained: of a reference model, or under LoRA adapters."""
+ADAPTED_WIDTHS = 23
+"""Inputs and outputs of a layer's linear parts in hidden sizes, for LoRA: four of attention, three
+of a feed-forward part four times as wide."""
+BYTES_PER_DUMPED_TOKEN = 16
+"""Ids, log-probs of engine and trainer, and text, before compression."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 PROCESS_BYTES = 500 << 20
 """What a process with torch loaded takes by itself."""
@@ -52,7 +60,7 @@ def memory_estimate(config: Config, policy: Policy) -> dict[str, int]:
     if trainer.activation_checkpointing:
         activations = 4 * model.hidden_size * model.num_hidden_layers
     uses = {
-        "trainer": parameters * TRAINER_BYTES_PER_PARAMETER + PROCESS_BYTES,
+        "trainer": trained_bytes(config, policy, parameters, model) + PROCESS_BYTES,
         "activations": activations * trainer.max_tokens_per_micro_batch
         + 3 * 4 * model.vocab_size * trainer.logprob_chunk_tokens,
     }
@@ -69,6 +77,23 @@ def memory_estimate(config: Config, policy: Policy) -> dict[str, int]:
         uses["KV cache"] = config.engine.num_engines * kv_token * tokens
         uses["weight sync"] = 2 * weights
     return uses
+
+
+def trained_bytes(config: Config, policy: Policy, parameters: int, model: Any) -> int:
+    """Bytes of the trained model with its optimizer, the reference model and the critic."""
+    trainer, lora = config.trainer, config.trainer.lora
+    if lora is None:
+        size = parameters * TRAINER_BYTES_PER_PARAMETER
+    else:
+        adapters = lora.rank * ADAPTED_WIDTHS * model.hidden_size * model.num_hidden_layers
+        size = parameters * WEIGHT_BYTES + adapters * TRAINER_BYTES_PER_PARAMETER
+    if trainer.algorithm.kl_coef and (lora is None or trainer.reference_model is not None):
+        reference = Path(trainer.reference_model or policy.folder)
+        size += num_parameters(reference) * WEIGHT_BYTES
+    if trainer.algorithm.advantage == "ppo":
+        critic = Path(trainer.critic.model or policy.folder)
+        size += num_parameters(critic) * TRAINER_BYTES_PER_PARAMETER
+    return size
 
 
 def check_memory(config: Config, policy: Policy) -> Iterator[Finding]:
@@ -108,14 +133,44 @@ def check_disk(config: Config, policy: Policy) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
+    dumped = _dumped_bytes(config)
     text = (
         f"{config.run.keep_checkpoints + 1} checkpoints of {size / GIB:.1f} GiB need "
-        f"{needed / GIB:.1f} GiB; free: {free / GIB:.1f} GiB"
+        f"{needed / GIB:.1f} GiB, samples at most {dumped / GIB:.1f} GiB; "
+        f"free: {free / GIB:.1f} GiB"
     )
     if needed > free:
         yield error("disk", text, "free some, set run.keep_checkpoints to 1, or move run.dir")
+    elif needed + dumped > free:
+        yield warning("disk", text, "free some, move run.dir, or set telemetry.dump_samples: false")
     else:
         yield ok("disk", text)
+
+
+def _dumped_bytes(config: Config) -> int:
+    """Bytes of all samples of a run in which every answer is as long as it may be."""
+    if not config.telemetry.dump_samples:
+        return 0
+    per_step = config.attempts_per_batch + config.telemetry.max_dropped_samples
+    tokens = per_step * config.rollout.sampling.max_new_tokens * config.run.num_steps
+    return tokens * BYTES_PER_DUMPED_TOKEN
+
+
+def check_threads(config: Config) -> Iterator[Finding]:
+    """Nothing computes with more threads than there are cores: they would wait for each other."""
+    cores = len(os.sched_getaffinity(0))
+    asked = {
+        "engine.embedded.num_threads": (config.engine.embedded.num_threads or 0)
+        * (0 if config.engine.urls else config.engine.num_engines),
+        "trainer.num_threads": (config.trainer.num_threads or 0) * config.trainer.num_ranks,
+    }
+    for name, threads in asked.items():
+        if threads > cores:
+            yield warning(
+                name,
+                f"{threads} threads on {cores} cores: they wait for each other and all get slower",
+                "set it so that threads times processes fit the cores, or to null",
+            )
 
 
 def check_run_dir(config: Config) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rollmill.checks import demonstrations, inputs, machine, settings
+from rollmill.checks import demonstrations, engines, inputs, machine, settings
 from rollmill.checks.finding import Finding, Level, from_error, guarded
 from rollmill.config import Config
 from rollmill.config.load import load_config
@@ -43,6 +43,7 @@ def _check_config(config: Config, base_dir: Path, is_live: bool) -> Iterator[Fin
     checked = config
     yield from guarded("config", lambda: settings.check_settings(checked))
     yield from guarded("functions", lambda: inputs.check_functions(checked, base_dir))
+    yield from guarded("threads", lambda: machine.check_threads(checked))
     yield from guarded("engine.port", lambda: machine.check_ports(checked))
     yield from guarded("run folder", lambda: machine.check_run_dir(checked))
     opened: list[Policy] = []
@@ -70,12 +71,18 @@ def _check_with_model(
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("data", check_data),
         ("reward", lambda: inputs.check_reward(config, data, base_dir)),
+        ("engine.urls", lambda: engines.check_engine_urls(config, policy)),
         ("memory", lambda: machine.check_memory(config, policy)),
         ("disk", lambda: machine.check_disk(config, policy)),
     ]
+    is_reachable = True
     for subject, check in checks:
-        yield from guarded(subject, check)
-    if is_live and data.train and config.needs_engines:
+        found = guarded(subject, check)
+        is_reachable &= not (
+            subject == "engine.urls" and any(f.level is Level.ERROR for f in found)
+        )
+        yield from found
+    if is_live and is_reachable and data.train and config.needs_engines:
         from rollmill.checks.live import check_live
 
         yield from check_live(config, policy, data, base_dir)
