@@ -72,7 +72,7 @@ class WeightWriter:
         weights = without_ties(tensors.items())
         return {
             "num_bytes": num_bytes,
-            "weights": [(s.name, s.dtype, list(s.shape)) for s in specs_of(weights)],
+            "weights": [[s.name, s.dtype, list(s.shape)] for s in specs_of(weights)],
             "checksums": checksums_of(weights),
             "algorithm": ALGORITHM,
             "changed_share": share,

@@ -63,7 +63,7 @@ class WeightStore:
         self._checksums[stage] = checksums_of(weights)
         return {
             "stage": stage,
-            "weights": [(s.name, s.dtype, list(s.shape)) for s in specs_of(weights)],
+            "weights": [[s.name, s.dtype, list(s.shape)] for s in specs_of(weights)],
             "checksums": self._checksums[stage],
             "algorithm": ALGORITHM,
             "num_bytes": sum(t.numel() * t.element_size() for t in weights.values()),
