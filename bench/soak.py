@@ -5,15 +5,14 @@
 The tiny task of the tests with the real engine, trainer and reward workers, asynchronous with S = 2
 and a checkpoint every 5 steps, once undisturbed and once with the whole list of faults: engines
 killed, hung and slowed down, connections dropped, answers damaged, the trainer killed, the disk
-full. Memory, file descriptors and processes of the driver and everything below it are read once a
-second. The command fails when anything is not as it should be.
+full. The driver's memory, file descriptors and child processes are read once a second. The command fails
+when anything is not as it should be.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -55,12 +54,9 @@ class Watch:
         self.files.append(files)
         self.children.append(len(children_of(pid)))
 
-    def early_and_late(self, values: list[int]) -> tuple[float, float]:
-        """Median of the second and of the last quarter: the first one is start-up."""
-        quarter = max(1, len(values) // 4)
-        return statistics.median(values[quarter : 2 * quarter]), statistics.median(
-            values[-quarter:]
-        )
+    def growth(self, values: list[int]) -> tuple[float, float]:
+        """Highest of the first half and of the last quarter, once the run was under way."""
+        return max(values[: len(values) // 2]), max(values[-(len(values) // 4) :])
 
 
 def soak(folder: Path, *, steps: int, seed: int, every: int) -> tuple[Watch, float]:
@@ -86,11 +82,17 @@ def soak(folder: Path, *, steps: int, seed: int, every: int) -> tuple[Watch, flo
     with (folder / "output.log").open("w") as output:
         driver = start_rollmill("train", config, stdout=output)
         while driver.poll() is None:
-            watch.look(driver.pid)
+            if num_steps_done(folder / "run") >= steps // 10:  # start-up is over
+                watch.look(driver.pid)
             time.sleep(1.0)
     if driver.returncode:
         raise SystemExit((folder / "output.log").read_text())
     return watch, metrics_of(folder / "run", "eval")[-1]["eval/sorted/pass@1"]
+
+
+def num_steps_done(run: Path) -> int:
+    """Steps that the run has written down."""
+    return len(metrics_of(run, "train")) if (run / "metrics.jsonl").is_file() else 0
 
 
 def check_books(run: Path, steps: int) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def main() -> None:
         print(f"{name}: {options.steps} steps in {time.monotonic() - started:.0f} s, "
               f"pass@1 {scores[name]:.3f}, books {books}")  # fmt: skip
         print(f"  faults: {dict(Counter(json.loads(line)['kind'] for line in lines))}")
-        memory, files = watch.early_and_late(watch.memory), watch.early_and_late(watch.files)
+        memory, files = watch.growth(watch.memory), watch.growth(watch.files)
         print(f"  driver's memory {memory[0] / MEGABYTE:.0f} → {memory[1] / MEGABYTE:.0f} MB, "
               f"files {files[0]:.0f} → {files[1]:.0f}, children at most {max(watch.children)}, "
               f"processes left: {len(left)}", flush=True)  # fmt: skip

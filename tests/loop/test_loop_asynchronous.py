@@ -70,3 +70,29 @@ def test_an_asynchronous_run_goes_on_from_its_checkpoint_and_trains_no_prompt_tw
     ]
     assert len(set().union(*groups)) == sum(map(len, groups)) == 6 * 4
     assert read_report(run / "ledger.sqlite").balance[State.CONSUMED] == 24
+
+
+def test_a_bound_of_0_trains_on_the_same_tokens_as_taking_turns(tmp_path: Path) -> None:
+    steps = 3
+    batches = []
+    for asynchronous in (False, True):
+        config = write_tiny_run(
+            tmp_path / str(asynchronous),
+            run__num_steps=steps,
+            rollout__batch_size=4,
+            rollout__n_samples_per_prompt=4,
+            rollout__asynchronous=asynchronous,
+            rollout__max_staleness=0,
+            eval__datasets=[],
+        )
+        assert rollmill("train", config).returncode == 0
+        folder = tmp_path / str(asynchronous) / "run" / "samples"
+        batches.append(
+            [
+                (s.group_index, s.attempt, s.tokens.tolist(), s.weight_versions.tolist())
+                for step in range(1, steps + 1)
+                for s in read_samples(folder / f"step_{step:06d}.parquet")
+            ]
+        )
+    assert batches[0] == batches[1]
+    assert len(batches[0]) == steps * 4 * 4

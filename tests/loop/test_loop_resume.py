@@ -8,6 +8,7 @@ from pathlib import Path
 from rollmill.data.ledger import State
 from rollmill.data.ledger_report import read_report
 from rollmill.telemetry.samples import read_samples
+from support.processes import processes_of
 from support.tiny_run import metrics_of, rollmill, start_rollmill, write_tiny_run
 
 SMALL = {
@@ -94,3 +95,69 @@ def test_two_processes_cannot_work_in_one_run_folder(tmp_path: Path) -> None:
     driver.communicate()
     assert second.returncode == 2
     assert "another process is working in this run folder" in second.stderr
+
+
+HANGS_IN_STEP_2 = """
+import asyncio
+
+async def generate(sample, context):
+    if context.step == 2:
+        await asyncio.Event().wait()
+    return await context.extend(sample)
+"""
+
+
+def test_a_second_sigterm_stops_at_once_and_leaves_nothing_running(tmp_path: Path) -> None:
+    config = write_tiny_run(tmp_path, **SMALL)
+    (tmp_path / "hang.py").write_text(HANGS_IN_STEP_2)
+    run = tmp_path / "run"
+
+    driver = start_rollmill("train", config, "rollout.hooks.generate=hang.py:generate")
+    wait_for_step(run, 1)
+    driver.send_signal(signal.SIGTERM)
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        if "stopping after this step" in line:
+            break
+    driver.send_signal(signal.SIGTERM)
+    output, _ = driver.communicate(timeout=60)
+
+    assert driver.returncode == 130, output
+    assert "stopped" in output
+    assert processes_of(tmp_path) == []
+    again = rollmill("train", config)
+    assert again.returncode == 0, again.stderr
+    assert [r["step"] for r in metrics_of(run, "train")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_stalls_ends_with_what_blocks_it_when_it_is_told_to(tmp_path: Path) -> None:
+    config = write_tiny_run(tmp_path, **SMALL, run__on_stall="stop", run__stall_timeout_s=10.0)
+    (tmp_path / "hang.py").write_text(HANGS_IN_STEP_2)
+
+    stalled = rollmill("train", config, "rollout.hooks.generate=hang.py:generate")
+
+    assert stalled.returncode == 2
+    assert "no request, judgement or answer has finished for" in stalled.stderr
+    assert "group 4: generate function of sample 16 (attempt 0) for" in stalled.stderr
+    assert "engines: http://127.0.0.1" in stalled.stderr
+    assert [r["step"] for r in metrics_of(tmp_path / "run", "train")] == [1]
+    assert processes_of(tmp_path) == []
+
+
+def test_a_trainer_that_dies_ends_the_run_when_restarts_are_off_and_the_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    faults = {"every": 4, "kinds": ["trainer_kill"]}
+    config = write_tiny_run(tmp_path, **SMALL, run__max_restarts=0, faults=faults)
+
+    died = rollmill("train", config)
+
+    assert died.returncode == 2
+    assert "the trainer process is gone" in died.stderr
+    assert "killed by signal SIGKILL" in died.stderr
+    again = rollmill("train", config)
+    assert again.returncode == 0, again.stderr
+    assert "resumed after step 2" in again.stdout
+    run = tmp_path / "run"
+    assert [r["step"] for r in metrics_of(run, "train")] == [1, 2, 3, 4, 5, 6]
+    assert read_report(run / "ledger.sqlite").balance[State.CONSUMED] == 6 * 4
