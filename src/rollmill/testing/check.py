@@ -25,6 +25,8 @@ from rollmill.testing.check_whole import check_evaluation_function, check_rollou
 from rollmill.testing.fakes import FakeTokenizer, make_batch, make_group, make_sample
 
 TIME_LIMIT_S = 30.0
+ALGORITHM = ("advantage", "loss", "aggregation", "importance_correction")
+"""Fields of `trainer.algorithm` that may name a function."""
 
 
 def check_hook(name: str, path: str, *, base_dir: Path | None = None) -> None:
@@ -32,7 +34,8 @@ def check_hook(name: str, path: str, *, base_dir: Path | None = None) -> None:
 
     Args:
         name: a field of `rollout.hooks`, or `reward`, `group_reward`, `dynamic_filter`,
-            `over_sampling_filter`.
+            `over_sampling_filter`, or a field of `trainer.algorithm`: `advantage`, `loss`,
+            `aggregation`, `importance_correction`.
         path: `module:function` or `file.py:function`.
         base_dir: folder that files are relative to; None is the current one.
 
@@ -58,11 +61,15 @@ def check_hook(name: str, path: str, *, base_dir: Path | None = None) -> None:
         special[name]()
     elif name in ("sample_filter", "reward_post_process", "all_samples", "batch_converter"):
         apply_batch_hooks(_loaded(name, path, folder), make_batch(), [make_group(9, (0.0, 0.0))])
+    elif name in ALGORITHM:
+        from rollmill.testing.check_algorithm import check_algorithm
+
+        check_algorithm(name, path, base_dir=folder)
     else:
         raise HookError(
             "there is no such kind of function",
             where="check_hook",
-            expected=", ".join(sorted({*special, *SIGNATURES})),
+            expected=", ".join(sorted({*special, *SIGNATURES, *ALGORITHM})),
             found=repr(name),
         )
 
