@@ -5,8 +5,8 @@
 The tiny task of the tests with the real engine, trainer and reward workers, asynchronous with S = 2
 and a checkpoint every 5 steps, once undisturbed and once with the whole list of faults: engines
 killed, hung and slowed down, connections dropped, answers damaged, the trainer killed, the disk
-full. The driver's memory, file descriptors and child processes are read once a second. The command fails
-when anything is not as it should be.
+full. The driver's memory, file descriptors and child processes are read once a second. The command
+fails when anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Watch:
 
     def growth(self, values: list[int]) -> tuple[float, float]:
         """Highest of the first half and of the last quarter, once the run was under way."""
-        return max(values[: len(values) // 2]), max(values[-(len(values) // 4) :])
+        half, quarter = max(1, len(values) // 2), max(1, len(values) // 4)
+        return max(values[:half]), max(values[-quarter:])
 
 
 def soak(folder: Path, *, steps: int, seed: int, every: int) -> tuple[Watch, float]:
