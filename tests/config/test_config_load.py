@@ -91,3 +91,12 @@ def test_every_field_is_described_with_a_meaning() -> None:
     listing = describe_config()
     assert "lr: 1e-06  # [float, > 0]" in listing
     assert "path: (required)" in listing
+
+
+def test_a_bare_off_is_the_choice_and_not_false(tmp_path: Path) -> None:
+    text = "model: {path: x}\ndata: {path: y}\nopd: {mode: off}\ntelemetry: {wandb: {mode: off}}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    config = load_config(tmp_path / "config.yaml", ["opd.mode=off"])
+    assert (config.opd.mode, config.telemetry.wandb.mode) == ("off", "off")
+    with pytest.raises(ConfigError, match="mode"):
+        load_config(tmp_path / "config.yaml", ["opd.mode=yes"])

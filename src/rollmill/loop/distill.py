@@ -86,7 +86,7 @@ async def prepare_answers(
         )
         refuse(teacher_differences(settings), config.opd.allow_mismatch, where="opd.sft_teacher")
         student = EnginePool(
-            config.engine,
+            config.engine.model_copy(update={"offload": False, "router": "none"}),
             model_path=str(policy.folder),
             tokenizer_path=config.model.tokenizer,
             run_dir=folder / STUDENT,

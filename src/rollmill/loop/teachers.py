@@ -199,7 +199,7 @@ def _pool(config: Config, teacher: TeacherConfig, folder: Path | None, root: Pat
     settings = config.engine.model_copy(
         update={
             "urls": () if teacher.url is None else (teacher.url,),
-            "num_engines": 1,
+            "num_engines": teacher.num_engines,
             "port": None,
             "offload": False,
             "router": "none",
