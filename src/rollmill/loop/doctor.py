@@ -45,7 +45,7 @@ class Diagnosis:
 
     Attributes:
         seconds: since anything ended.
-        blockers: what has been waited for at least that long, oldest first.
+        blockers: what has been waited for most of that time, oldest first.
         lines: one per blocker, for people, and how the engines are.
     """
 
@@ -103,7 +103,7 @@ class StallDoctor:
                 if left_s > 0:
                     await asyncio.wait({task}, timeout=left_s)
                 else:
-                    await self._treat(self.diagnose(self._timeout_s))
+                    await self._treat(self.diagnose(quiet_since))
                     treated = self._activities.clock()
             return task.result()
         finally:
@@ -115,11 +115,12 @@ class StallDoctor:
         oldest = waiting[0].started if waiting else treated
         return max(self._activities.last_end, oldest, treated)
 
-    def diagnose(self, timeout_s: float) -> Diagnosis:
-        """What has been waited for that long: requests and judgements first, since a function that
-        waits may just be queueing behind them."""
+    def diagnose(self, quiet_since: float) -> Diagnosis:
+        """What has been waited for most of that time: requests and judgements first, since a
+        function that waits may just be queueing behind them."""
         now = self._activities.clock()
-        old = [a for a in self._activities.waiting() if now - a.started >= timeout_s]
+        least_s = (now - quiet_since) / 2
+        old = [a for a in self._activities.waiting() if now - a.started >= least_s]
         blockers = [a for a in old if a.kind is not Kind.ANSWER] or old
         lines = [self._describe(activity, now) for activity in blockers[:NUM_NAMED]]
         if len(blockers) > NUM_NAMED:
@@ -127,7 +128,7 @@ class StallDoctor:
         if not blockers:
             lines.append("nothing known is waited for: a function of your own may hang")
         lines.append(f"engines: {self._engines.describe()}")
-        return Diagnosis(now - self._activities.last_end, blockers, lines)
+        return Diagnosis(now - quiet_since, blockers, lines)
 
     def _describe(self, activity: Activity, now: float) -> str:
         group = "" if activity.group is None else f"group {activity.group}: "
