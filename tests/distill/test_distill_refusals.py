@@ -17,7 +17,7 @@ from rollmill.config import Config
 from rollmill.config.load import parse_config
 from rollmill.distill.identity import tokenizer_identity, weights_hash
 from rollmill.distill.manifest import FILE_NAME, read_manifest, write_manifest
-from rollmill.distill.recorded import check_scores
+from rollmill.distill.recording import check_scores
 from rollmill.errors import ConfigError, DataError
 from rollmill.loop.distill import mismatch_metrics
 from support.tiny import make_tiny_model, make_tokenizer
@@ -230,12 +230,14 @@ def test_every_refused_row_is_named(world: World, copy: Path) -> None:
         for row in rows:
             row["teacher_log_probs"] = []
 
-    spoil(copy, change)
+    spoil(copy, change, shard=0)
+    spoil(copy, change, shard=2)
     with pytest.raises(DataError) as error:
         open_answers(world, copy)
-    assert "32 rows" in str(error.value)
+    assert "64 rows" in str(error.value)
     for number in range(32):
-        assert f"shard_00001.parquet:{number}" in str(error.value)
+        assert f"shard_00000.parquet:{number}" in str(error.value)
+        assert f"shard_00002.parquet:{number}" in str(error.value)
 
 
 # -- the files -----------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from rollmill.distill.mismatch import (
     teacher_differences,
 )
 from rollmill.distill.prepare import SCOPE, PrepareParts, Progress, prepare, prompts_hash
-from rollmill.distill.recorded import RecordedSource, check_scores, open_recorded
+from rollmill.distill.recorded import RecordedSource
+from rollmill.distill.recording import check_scores, open_recorded
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import ConfigError
 from rollmill.loop.policy import Policy, open_policy
