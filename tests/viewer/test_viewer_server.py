@@ -256,6 +256,7 @@ def test_samples_tell_tokens_figures_and_what_became_of_them(
     assert (dropped["decision"], dropped["reason"]) == ("rejected", "no spread")
     assert dropped["ledger"]["state"] == "rejected"
     assert dropped["advantage"] is None
+    assert not dropped["in_loss"], "no step trained on it"
     assert told["length_bias"] == 0.97
     gaps = [
         abs(t - e)

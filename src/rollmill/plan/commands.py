@@ -42,11 +42,13 @@ def plan(
 
     settings = load_config(config, overrides or [])
     texts = assume or []
-    measured = None
+    measured, is_contention_measured = None, False
     if trace is not None:
-        measured = fit(trace, schedule_of(load_config(RunDir(trace).config)))
+        traced = schedule_of(load_config(RunDir(trace).config))
+        is_contention_measured = traced.max_staleness is not None
+        measured = fit(trace, traced)
     assumptions = stated(texts, measured.assumptions if measured else None)
-    if not any(text.startswith("contention=") for text in texts):
+    if not (is_contention_measured or any(text.startswith("contention=") for text in texts)):
         assumptions = replace(assumptions, contention=contention_of(settings))
     console = Console(highlight=False, soft_wrap=True)
     show_assumptions(console, assumptions, measured, num_stated=len(texts))

@@ -3,8 +3,8 @@
 - Decoding: while c answers are open, each at its own mean rate, all together write R tokens a
   second, so a decoding step takes c / R. A line through these, weighted by time, is the engine.
   Queueing, prompts and the driver's own work are in it, which is what a plan wants.
-- What the line misses (the ends of batches, aborts) is one factor: with it, rollouts simulated with
-  the measured lengths take as long as they took. An asynchronous run has no such time to compare.
+- What the line misses (the ends of batches, aborts) is one factor: with it, steps simulated with
+  the measured lengths take as long as they took.
 - Training: seconds against tokens, a line when the batches differ enough in size to tell, otherwise
   in proportion.
 """
@@ -34,6 +34,8 @@ MIN_STEPS = 8
 """Of more steps the newer half is looked at: as a run learns, lengths and work change."""
 SPREAD_FOR_A_LINE = 0.1
 NUM_SIMULATED = 20
+LARGEST_SCALE = 8.0
+NUM_HALVINGS = 12
 SCOPE = "train/"
 """Requests of training are named so; those of evaluations are not."""
 
@@ -91,8 +93,7 @@ def fit(run: Path, schedule: Schedule, *, last_step: int | None = None) -> Measu
         accepted_share=kept / (kept + rejected),
         lengths=lengths,
     )
-    if schedule.max_staleness is None:
-        found = _calibrated(found, schedule, _mean(records, "time/rollout_s"))
+    found = _calibrated(found, schedule, _mean(records, "time/step_s"))
     simulated = mean_of(simulate(schedule, found, num_steps=NUM_SIMULATED))
     return Measured(found, tuple(steps), _mean(records, "time/step_s"), simulated.seconds)
 
@@ -144,17 +145,29 @@ def weighted_line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float]:
     return float(mean_y - slope * mean_x), float(slope)
 
 
-def _calibrated(found: Assumptions, schedule: Schedule, rollout_s: float) -> Assumptions:
-    """Engine rates scaled until simulated rollouts take as long as the measured ones did."""
-    for _ in range(4):
-        simulated = mean_of(simulate(schedule, found, num_steps=NUM_SIMULATED)).rollout_s
-        factor = simulated / rollout_s
-        found = replace(
+def _calibrated(found: Assumptions, schedule: Schedule, step_s: float) -> Assumptions:
+    """Engine rates scaled until a simulated step takes as long as the measured ones did.
+
+    Unscaled, when no scale within reach does that: then something else than engines was waited for.
+    """
+
+    def scaled(factor: float) -> Assumptions:
+        return replace(
             found,
             tokens_per_second=found.tokens_per_second * factor,
             tokens_per_second_alone=found.tokens_per_second_alone * factor,
         )
-    return found
+
+    def seconds(factor: float) -> float:
+        return mean_of(simulate(schedule, scaled(factor), num_steps=NUM_SIMULATED)).seconds
+
+    slow, fast = 1 / LARGEST_SCALE, LARGEST_SCALE
+    if not seconds(fast) <= step_s <= seconds(slow):
+        return found
+    for _ in range(NUM_HALVINGS):
+        middle = (slow * fast) ** 0.5
+        slow, fast = (middle, fast) if seconds(middle) > step_s else (slow, middle)
+    return scaled((slow * fast) ** 0.5)
 
 
 def _records(run_dir: RunDir, last_step: int | None) -> list[dict[str, Any]]:

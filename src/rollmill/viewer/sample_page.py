@@ -34,6 +34,7 @@ def sample_page(
         first_token: first response token to send; the prompt goes with the first ones.
         num_tokens: most response tokens to send.
     """
+    decision = safe_name(entry.get("decision"))
     return {
         "row": row,
         "index": entry.get("index"),
@@ -45,8 +46,8 @@ def sample_page(
         "reward_parts": reward_parts(entry),
         "outcome": safe_name(entry.get("reward_outcome")),
         "detail": clean(entry.get("reward_detail") or "", 10_000),
-        "in_loss": entry.get("in_loss", True),
-        "decision": safe_name(entry.get("decision")),
+        "in_loss": entry.get("in_loss", True) and not decision,
+        "decision": decision,
         "reason": clean(entry.get("reason") or "", 10_000),
         "advantage": _finite((trained or {}).get("advantage")),
         "prompt": messages(entry.get("prompt_json")),

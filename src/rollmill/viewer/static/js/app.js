@@ -83,10 +83,11 @@ function showPulse(isLost) {
   const pulse = document.getElementById("pulse");
   const updated = Math.max(0, ...runs.map((run) => run.updated || 0));
   const age = now - updated;
-  const isLive = !isLost && updated > 0 && age < LIVE_SECONDS;
+  const isDone = runs.length > 0 && runs.every((run) => run.num_steps && run.last_step >= run.num_steps);
+  const isLive = !isLost && !isDone && updated > 0 && age < LIVE_SECONDS;
   pulse.classList.toggle("is-live", isLive);
   pulse.classList.toggle("is-lost", isLost);
-  const text = isLost ? "the viewer has stopped" : updated === 0 ? "waiting" : isLive ? `live, ${seconds(Math.max(1, age))} ago` : `last figures ${seconds(age)} ago`;
+  const text = isLost ? "the viewer has stopped" : updated === 0 ? "waiting" : isDone ? `finished ${seconds(age)} ago` : isLive ? `live, ${seconds(Math.max(1, age))} ago` : `last figures ${seconds(age)} ago`;
   fill(pulse, h("span", { class: "pulse-text" }, text));
 }
 

@@ -140,7 +140,7 @@ function stack(parts) {
 }
 
 function stateTable(states, issued) {
-  return h("div", { class: "table-scroll" }, h("table", {},
+  return h("div", { class: "table-scroll" }, h("table", { class: "states" },
     h("thead", {}, h("tr", {}, h("th", {}, "state"), h("th", { class: "number" }, "groups"), h("th", { class: "number" }, "share"), h("th", { class: "number" }, "tokens"), h("th", {}, "meaning"))),
     h("tbody", {}, states.map(({ state, groups, tokens }) => h("tr", { "data-state": state },
       h("td", {}, stateTag(state)), h("td", { class: "number" }, figure(groups)), h("td", { class: "number" }, issued ? share(groups / issued) : "–"),

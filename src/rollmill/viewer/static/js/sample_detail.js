@@ -6,6 +6,7 @@ import { rewardTag } from "./sample_list.js";
 import { legend, MODES, promptTokens, recolour, responseTokens, tokenBlock } from "./tokens.js";
 
 const SOURCE_NAMES = { engine: "model", environment: "environment", data: "recorded" };
+const COUNTERS = { num_calls: "engine calls", prompt_tokens: "prompt tokens, all calls" };
 const TONES = { completed: "good", truncated: "warn", failed: "bad", aborted: "bad" };
 
 export class SampleDetail {
@@ -214,7 +215,7 @@ function decision(sample) {
 function facts(sample) {
   const entries = [["group", sample.group], ["answer", `${(sample.attempt ?? 0) + 1}`], ["response tokens", figure(sample.tokens.total)], ["prompt tokens", figure(sample.tokens.prompt.total)]];
   for (const [name, value] of Object.entries(sample.timing)) entries.push([words(name.replace(/_s$/, "")), name.endsWith("_s") ? seconds(value) : figure(value)]);
-  for (const [name, value] of Object.entries(sample.counters)) if (value) entries.push([words(name), figure(value)]);
+  for (const [name, value] of Object.entries(sample.counters)) if (value) entries.push([COUNTERS[name] ?? words(name), figure(value)]);
   return [
     h("dl", { class: "facts" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, visible(name)), h("dd", {}, value)))),
     sample.metadata ? h("details", {}, h("summary", {}, "metadata"), textBlock(sample.metadata, {}, "pre")) : null,

@@ -189,7 +189,7 @@ export class SampleList {
 
 /** What a kind of samples is called. */
 export function kindWords(kind) {
-  return { train: "trained on", dropped: "rejected or failed" }[kind] ?? `eval: ${kind}`;
+  return { train: "trained on", dropped: "dropped" }[kind] ?? `eval: ${kind}`;
 }
 
 /** A reward as a tag; green at the top of the scale, red at the bottom. */
