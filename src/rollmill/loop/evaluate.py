@@ -14,8 +14,6 @@ from rollmill.rollout.evaluate import EvalResult
 from rollmill.rollout.hooks import load_hooks
 from rollmill.sample import flatten
 from rollmill.telemetry.console import RunView
-from rollmill.trainer.checkpoint import CheckpointStore
-from rollmill.weights.disk import DiskTransport
 
 
 async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResult:
@@ -36,7 +34,6 @@ async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResu
     evaluator = open_evaluator(config, policy, pool, hooks, base_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(RunLock(run_dir.root))
-        checkpoint = CheckpointStore(run_dir.checkpoints, config.run.keep_checkpoints).latest()
         view.phase("starting engines")
         await stack.enter_async_context(evaluator)
         await stack.enter_async_context(pool)
