@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from rollout_helpers import Side, make_side, make_source, run, until
 
 from rollmill.data.ledger import State
-from rollmill.errors import RolloutError
+from rollmill.errors import HookError, RolloutError
 from rollmill.rollout.batch import RolloutBatch
+from rollmill.rollout.hooks import LoadedHooks
+from rollmill.sample import Group
+from rollmill.sample_codec import decode_group
 from rollmill.testing import FakeEngines
 
 BATCH = 3
@@ -199,6 +202,31 @@ def test_an_error_while_the_trainer_trains_ends_the_next_collect(tmp_path: Path)
         engines.fault = broken
         with pytest.raises(RolloutError, match="on fire"):
             await steps(10)
+
+    run(main)
+    side.check_books()
+
+
+def test_a_batch_hook_that_raises_loses_no_group(tmp_path: Path) -> None:
+    def fails_once(groups: list[Group]) -> None:
+        failed.append([group.group_index for group in groups])
+        if len(failed) == 1:
+            raise ZeroDivisionError("mine")
+
+    failed: list[list[int]] = []
+    side = stream_side(
+        tmp_path, FakeEngines(4), staleness=1, hooks=LoadedHooks(sample_filter=fails_once)
+    )
+
+    async def main() -> None:
+        with pytest.raises(HookError, match="mine"):
+            await side.train()
+        side.check_books()
+        kept = {decode_group(data).group_index for data in side.manager.state_dict()["ready"]}
+        assert kept >= set(failed[0])
+        batch = await side.train(version=0)
+        assert [group.group_index for group in batch.groups] == failed[0]
+        await side.manager.close()
 
     run(main)
     side.check_books()

@@ -11,6 +11,7 @@ from rollmill.rollout.books import Books
 from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.rollout.round import RoundParts
 from rollmill.rollout.stream import Stream
+from rollmill.sample import Group
 from rollmill.sample_codec import decode_group, encode_group
 from rollmill.telemetry.progress import ProgressListener, ignore_progress
 
@@ -48,14 +49,16 @@ class StreamingManager(RolloutManager):
             HookError: a function of the user's broke its contract.
         """
         stream = self._started(step, version)
+        taken: list[Group] = []
         try:
-            await stream.next_batch()
+            taken = await stream.next_batch()
+            metrics = stream.metrics()
+            batch = self._finish(stream.collector, Books(self._parts.ledger, step), version)
         except BaseException:
             await self.close()
+            self._ready += taken  # no batch has them: they are finished work like the rest
             raise
-        collector, metrics = stream.collector, stream.metrics()
         stream.begin_step(step + 1)
-        batch = self._finish(collector, Books(self._parts.ledger, step), version)
         batch.metrics = metrics | batch.metrics
         self._parts.ledger.flush()
         return batch
