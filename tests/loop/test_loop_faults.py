@@ -10,7 +10,7 @@ from rollmill.telemetry.samples import read_samples
 from support.processes import processes_of
 from support.tiny_run import metrics_of, rollmill, write_tiny_run
 
-STEPS, GROUPS, N = 19, 4, 4
+STEPS, GROUPS, N = 17, 4, 4
 QUICK_HEALTH = {
     "engine__health_interval_s": 0.5,
     "engine__health_timeout_s": 3.0,

@@ -1,4 +1,5 @@
-"""What every weight transport must do, with a real trainer and two embedded engines.
+"""What every weight transport must do, with a real trainer of two ranks and two embedded engines;
+and what may go wrong with single ones.
 
 All tests share the processes and run in the order of this file, one transport after the other; each
 leaves a run whose engines serve its newest version.
@@ -7,19 +8,24 @@ leaves a run whose engines serve its newest version.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import resource
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import VOCABULARY
+from tiny import VOCABULARY, make_tiny_model
 from weight_run import WeightRun, weight_run
 
 from rollmill.config.weights import WeightsConfig
+from rollmill.engine.client import EngineClient
 from rollmill.engine.types import GenerateResult
+from rollmill.engine.weight_calls import WeightCalls
 from rollmill.errors import EngineError
+from rollmill.weights.folders import WeightsNotWritten
 
 PROMPT = [5, 6, 7]
 LONG = {"max_new_tokens": 24, "temperature": 1.0, "ignore_eos": True}
@@ -34,13 +40,20 @@ Started = tuple[asyncio.Runner, WeightRun]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    opened = weight_run(tmp_path_factory.mktemp("weights"), bucket_mb=1)
+    opened = weight_run(tmp_path_factory.mktemp("weights"), num_ranks=2, bucket_mb=1)
     with asyncio.Runner() as runner:
         parts = runner.run(opened.__aenter__())
         try:
             yield runner, parts
         finally:
             runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of another model of the same shape."""
+    folder = tmp_path_factory.mktemp("stranger") / "model"
+    return make_tiny_model(folder, seed=9, hidden_size=64, layers=2)
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -147,6 +160,25 @@ def test_a_failed_sync_keeps_the_old_weights(run: Run) -> None:
     run(body)
 
 
+def test_a_full_disk_keeps_the_old_weights_and_the_trainer(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        if run.transport.__class__.__name__ == "DistributedTransport":
+            return  # writes no file
+        before, version, trainer = await run.served(), run.version, run.trainer.pid or 0
+        limits = resource.prlimit(trainer, resource.RLIMIT_FSIZE)
+        await run.train(1.5)
+        resource.prlimit(trainer, resource.RLIMIT_FSIZE, (64, limits[1]))
+        with pytest.raises(WeightsNotWritten, match="File too large"):
+            await run.sync()
+        resource.prlimit(trainer, resource.RLIMIT_FSIZE, limits)
+        assert await run.served() == before
+        assert run.pool.expected_version == version
+        await run.sync()
+        assert await run.served() == [await run.expected()] * 2
+
+    run(body)
+
+
 def test_a_sync_between_the_release_of_weights_and_of_the_cache(run: Run) -> None:
     async def body(run: WeightRun) -> None:
         await run.pool.release_memory(["kv_cache", "weights"])
@@ -159,18 +191,17 @@ def test_a_sync_between_the_release_of_weights_and_of_the_cache(run: Run) -> Non
     run(body)
 
 
-def test_an_engine_that_was_killed_gets_the_served_weights_and_then_new_ones(run: Run) -> None:
+def test_an_engine_with_weights_of_its_own_gets_the_served_ones_and_then_new_ones(
+    run: Run, stranger: Path
+) -> None:
     async def body(run: WeightRun) -> None:
         await run.train()
         await run.sync()
         expected = await run.expected()
         await run.train()  # the trainer is further on than the engines
-        num_deaths = run.pool.stats().num_engine_deaths
-        os.kill(run.pool.pids[0] or 0, signal.SIGKILL)
-        while run.pool.stats().num_engine_deaths == num_deaths:
+        await run.pool.clients[0].update_weights_from_disk(str(stranger), 12345)
+        while await run.served() != [expected, expected]:
             await asyncio.wait([asyncio.create_task(asyncio.sleep(0.02))])
-        await run.until_ready(2)
-        assert await run.served() == [expected, expected]
         await run.sync()
         assert await run.served() == [await run.expected()] * 2
         tasks = [run.pool.generate(f"r{i}", PROMPT, LONG) for i in range(8)]
@@ -185,3 +216,60 @@ def test_the_shared_folder_holds_the_served_version_alone(run: Run) -> None:
         assert names == [f"version_{run.version:08d}"]
 
     run(body)
+
+
+class DyingCalls(WeightCalls):
+    """Calls to an engine that is killed when weights are about to come."""
+
+    def __init__(self, client: EngineClient, pid: int) -> None:
+        super().__init__(client._http)
+        self._pid = pid
+
+    async def receive(self, bucket: Sequence[Any], group: str, **options: Any) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        await super().receive(bucket, group, **options)
+
+
+def test_a_broadcast_survives_an_engine_that_dies_in_it(started: Started) -> None:
+    async def body(run: WeightRun) -> None:
+        run.use("distributed")
+        await run.sync()
+        dying = run.pool.clients[0]
+        dying.weights = DyingCalls(dying, run.pool.pids[0] or 0)
+        await run.train()
+        await run.sync()
+        expected = await run.expected()
+        assert await run.served() == [expected]
+        dying.weights = WeightCalls(dying._http)
+        await run.train()  # the trainer is further on than the engines
+        await run.until_ready(2)
+        assert await run.served() == [expected, expected]
+        await run.sync()
+        assert await run.served() == [await run.expected()] * 2
+        await run.transport.close()
+
+    runner, parts = started
+    runner.run(asyncio.wait_for(body(parts), 120))
+
+
+def test_a_difference_that_does_not_fit_an_engine_is_told_and_all_weights_go(
+    started: Started, stranger: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(run: WeightRun) -> None:
+        run.use("delta")
+        for _ in range(2):
+            await run.train(1.001)
+            metrics = await run.sync()
+            assert await run.served() == [await run.expected()] * 2
+        assert metrics["weights/is_full_sync"] == 0
+        await run.pool.clients[1].update_weights_from_disk(str(stranger), run.version)
+        await run.train(1.001)
+        metrics = await run.sync()
+        assert metrics["weights/is_full_sync"] == 1
+        assert "gets all weights" in caplog.text
+        assert await run.served() == [await run.expected()] * 2
+        await run.transport.close()
+
+    runner, parts = started
+    with caplog.at_level(logging.WARNING):
+        runner.run(asyncio.wait_for(body(parts), 60))

@@ -16,6 +16,7 @@ from rollmill.engine.pool import EnginePool
 from rollmill.errors import EngineError, TrainerError
 from rollmill.weights import folders as shared_folders
 from rollmill.weights.disk import DiskTransport
+from rollmill.weights.folders import WeightsNotWritten
 
 LIMIT = {"max_new_tokens": 50}
 
@@ -27,6 +28,7 @@ class FolderTrainer:
         self.paths: list[Path] = []
         self.error: Exception | None = None
         self.writes_nothing = False
+        self.full: Path | None = None
 
     async def call(self, method: str, /, **arguments: Any) -> dict[str, Any]:
         assert method == "write_weights"
@@ -35,6 +37,9 @@ class FolderTrainer:
         self.paths.append(path)
         if self.error is not None:
             raise self.error
+        if self.full is not None and path.is_relative_to(self.full):
+            (path / "model.safetensors").write_bytes(b"x")
+            return {"error": "No space left on device"}
         if not self.writes_nothing:
             (path / "model.safetensors").write_bytes(b"x" * 10)
         return {"num_bytes": 10, "seconds": 0.0, "changed_share": None}
@@ -190,6 +195,46 @@ def test_without_room_in_shared_memory_weights_go_to_the_run_folder(
         (tmp_path / "shm").mkdir()
         await small.sync(trainer, pool, 2)
         assert trainer.paths[-1].is_relative_to(tmp_path / "shm")
+
+    run(tmp_path, body)
+
+
+def test_shared_memory_that_fills_up_sends_weights_to_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, weights = tmp_path / "shm", tmp_path / "run" / "weights"
+    memory.mkdir()
+    monkeypatch.setattr(shared_folders, "SHARED_MEMORY", memory)
+
+    def versions(place: Path) -> list[str]:
+        return sorted(path.name for path in place.glob("*/*"))
+
+    async def body(engine: ScriptedEngine, pool: EnginePool, trainer: FolderTrainer) -> None:
+        sync = DiskTransport(WeightsConfig(), tmp_path / "run", dtype="bfloat16", num_bytes=10)
+        await sync.sync(trainer, pool, 1)
+        trainer.full = memory
+        engine.fails_updates = True
+        with pytest.raises(EngineError):
+            await sync.sync(trainer, pool, 2)
+        assert (versions(memory), versions(weights)) == (["version_00000001"], [])
+        engine.fails_updates = False
+        await sync.sync(trainer, pool, 2)
+        await sync.sync(trainer, pool, 3)
+        assert (versions(memory), versions(weights)) == ([], ["version_00000003"])
+        assert [path.is_relative_to(memory) for path in trainer.paths] == [True, True, *[False] * 3]
+        await sync.close()
+        assert list(memory.iterdir()) == list(weights.iterdir()) == []
+
+    run(tmp_path, body)
+
+
+def test_a_full_folder_that_the_user_chose_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    async def body(engine: ScriptedEngine, pool: EnginePool, trainer: FolderTrainer) -> None:
+        trainer.full = tmp_path
+        with pytest.raises(WeightsNotWritten, match=r"No space left[\s\S]*set weights\.dir"):
+            await transport(tmp_path).sync(trainer, pool, 1)
+        assert engine.events == []
+        assert folders(tmp_path) == []
 
     run(tmp_path, body)
 

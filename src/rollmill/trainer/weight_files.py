@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rollmill.errors import ConfigError
@@ -60,14 +61,18 @@ class WeightWriter:
             `num_bytes`, `seconds` and `changed_share`: the share of elements, in the written
             precision, that differ from those written before (None the first time); and as
             `WeightStore.stage` has them: `weights`, `checksums`, `algorithm`. Nothing on ranks that
-            do not write.
+            do not write; on the one that does, `error` alone when it could not (a full disk), so that
+            the other ranks go on.
         """
         start = time.perf_counter()
         tensors = engine_tensors(self._model, dtype)
         if not self._is_writer:
             return {}
         share = changed_share(self._previous, tensors)
-        num_bytes = write_folder(self._model, tensors, folder, dtype=dtype)
+        try:
+            num_bytes = write_folder(self._model, tensors, folder, dtype=dtype)
+        except (OSError, SafetensorError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
         self._previous = tensors
         weights = without_ties(tensors.items())
         return {

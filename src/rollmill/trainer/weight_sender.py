@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rollmill.errors import RollmillError
 from rollmill.exchange import groups
@@ -118,5 +119,5 @@ class WeightSender:
             return {}
         try:
             return work()
-        except (RollmillError, OSError, RuntimeError, ValueError) as error:
+        except (RollmillError, OSError, SafetensorError, RuntimeError, ValueError) as error:
             return {"error": f"{type(error).__name__}: {error}"}

@@ -4,12 +4,13 @@ One sync: the trainer prepares the weights while generation goes on; generation 
 flushed; the weights are delivered and every engine confirms the version; generation goes on;
 checksums are compared. Invariants: generation goes on whether or not the update worked; on failure
 the engines keep serving the old version, and engines that come back still get it; nothing waits
-without end.
+without end. Shared memory that turns out to be full costs a second try, in the run's folder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ from rollmill.engine.client import EngineClient
 from rollmill.engine.delivery import Delivery
 from rollmill.engine.types import HoldMode
 from rollmill.engine.weight_calls import WeightSums
+from rollmill.weights.folders import SharedFolder, WeightsNotWritten
 from rollmill.weights.sums import TrainerSums, check_sums
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 
@@ -78,10 +82,12 @@ class Transport(ABC):
 
     Args:
         config: the section `weights`.
+        folders: where versions lie that engines read.
     """
 
-    def __init__(self, config: WeightsConfig) -> None:
+    def __init__(self, config: WeightsConfig, folders: SharedFolder) -> None:
         self._config = config
+        self._folders = folders
 
     async def sync(self, trainer: Trainer, pool: Engines, version: int) -> Metrics:
         """Bring the trainer's weights to every engine, as `version`.
@@ -92,13 +98,13 @@ class Transport(ABC):
             `weights/changed_share`, `weights/verify_s` and `weights/is_full_sync`.
 
         Raises:
-            TrainerError: the weights could not be written.
+            WeightsNotWritten: there is no room for the weights; the engines were not held.
             EngineError: no engine took them, and the old ones are still served; or an engine's
                 checksums are not the trainer's.
         """
         started = time.monotonic()
         try:
-            shipment = await self._prepare(trainer, pool, version)
+            shipment = await self._prepare_where_there_is_room(trainer, pool, version)
             prepare_s = time.monotonic() - started
             timing = await self._install(pool, shipment.delivery, version)
             await self._is_served(trainer, shipment)
@@ -128,6 +134,19 @@ class Transport(ABC):
     @abstractmethod
     async def _clean_up(self) -> None:
         """Remove what is not served: the version before, or one that did not get there."""
+
+    async def _prepare_where_there_is_room(
+        self, trainer: Trainer, pool: Engines, version: int
+    ) -> Shipment:
+        """Prepare; once more in the run's folder when shared memory has no room."""
+        try:
+            return await self._prepare(trainer, pool, version)
+        except WeightsNotWritten as error:
+            if not self._folders.leave_shared_memory():
+                raise
+            logger.warning("weights go to the run's folder from now on: %s", error)
+        await self._clean_up()
+        return await self._prepare(trainer, pool, version)
 
     def _outcome(self, shipment: Shipment) -> Metrics:
         """Metrics that are known only when the engines have the weights."""

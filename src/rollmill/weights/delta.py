@@ -16,8 +16,9 @@ from pathlib import Path
 from rollmill.engine.client import EngineClient
 from rollmill.engine.delivery import Outcomes, outcomes_of
 from rollmill.engine.errors import OtherBase
-from rollmill.errors import ConfigError, TrainerError
+from rollmill.errors import ConfigError
 from rollmill.weights.base import Engines, Metrics, Shipment
+from rollmill.weights.folders import WeightsNotWritten
 from rollmill.weights.staged import Staged, StagedDelivery, StagedTransport
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class DeltaTransport(StagedTransport):
             version=staged.version,
         )
         if "error" in report:
-            raise TrainerError("the difference could not be written", found=report["error"])
+            raise WeightsNotWritten.to(path, report["error"])
         delivery = DeltaDelivery(staged, path)
         return self._shipment(delivery, is_checked_by_engines=True, num_bytes=report["num_bytes"])
 

@@ -14,7 +14,7 @@ from rollmill.config.weights import WeightsConfig
 from rollmill.engine.delivery import FolderDelivery
 from rollmill.errors import TrainerError
 from rollmill.weights.base import Engines, Shipment, Trainer, Transport, write_metrics
-from rollmill.weights.folders import SharedFolder
+from rollmill.weights.folders import SharedFolder, WeightsNotWritten
 from rollmill.weights.sums import TrainerSums
 
 
@@ -31,9 +31,8 @@ class DiskTransport(Transport):
     def __init__(
         self, config: WeightsConfig, run_dir: Path, *, dtype: str, num_bytes: int | None = None
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, SharedFolder(config, run_dir, num_bytes=num_bytes))
         self._dtype = dtype
-        self._folders = SharedFolder(config, run_dir, num_bytes=num_bytes)
         self._target: Path | None = None
         self._served: Path | None = None
 
@@ -61,6 +60,8 @@ class DiskTransport(Transport):
         written: dict[str, Any] = await trainer.call(
             "write_weights", path=str(target), dtype=self._dtype
         )
+        if "error" in written:
+            raise WeightsNotWritten.to(target, written["error"])
         if not any(target.glob("*.safetensors")):
             raise TrainerError(
                 "the trainer wrote no weights",

@@ -1,7 +1,8 @@
 """The folder that trainer and engines share, with one folder per version in it.
 
 Invariants: it belongs to this run and to this user alone; at most two versions lie in it, the one
-that is served and the one on its way; what a killed run left is removed.
+that is served and the one on its way; what a killed run left is removed. When shared memory turns
+out to be full, later versions go to the run's folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import stat
 from pathlib import Path
 
 from rollmill.config.weights import WeightsConfig
-from rollmill.errors import EngineError
+from rollmill.errors import EngineError, TrainerError
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,21 @@ SHARED_MEMORY = Path("/dev/shm")
 UNKNOWN_SIZE_BYTES = 4 << 30
 """Room asked for while nobody has said how large the weights are."""
 NUM_VERSIONS_KEPT = 2
+
+
+class WeightsNotWritten(TrainerError):
+    """The trainer could not write weights where engines read them: the disk is full, say."""
+
+    @classmethod
+    def to(cls, path: Path, why: str) -> WeightsNotWritten:
+        """The error of writing to `path`."""
+        return cls(
+            "the weights could not be written",
+            where=str(path),
+            found=why,
+            fix="make room there for two versions of the weights, or set weights.dir to a folder "
+            "that has it; the run goes on from its last checkpoint",
+        )
 
 
 class SharedFolder:
@@ -39,6 +55,8 @@ class SharedFolder:
         self._config = config
         self._run_dir = run_dir
         self._folder: Path | None = None
+        self._left: list[Path] = []
+        self._is_memory_full = False
 
     def new(self, version: int) -> Path:
         """A fresh, empty folder for this version."""
@@ -53,22 +71,40 @@ class SharedFolder:
 
     async def remove_all_but(self, served: Path | None) -> None:
         """Remove every version but the one that is served."""
-        if self._folder is not None and self._folder.is_dir():
-            unused = [folder for folder in self._folder.iterdir() if folder != served]
-            await asyncio.to_thread(_remove, unused)
+        for folder in self._folders():
+            if folder.is_dir():
+                unused = [version for version in folder.iterdir() if version != served]
+                await asyncio.to_thread(_remove, unused)
+
+    def leave_shared_memory(self) -> bool:
+        """It is full: new versions go to the run's folder. False when they were not in memory, or
+        `weights.dir` says where they have to be.
+
+        The version that is served stays where it is.
+        """
+        if self._folder is None or self._folder.parent != SHARED_MEMORY or self._config.dir:
+            return False
+        self._left.append(self._folder)
+        self._folder = None
+        self._is_memory_full = True
+        return True
 
     async def close(self) -> None:
         """Remove everything."""
-        if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-        self._folder = None
+        for folder in self._folders():
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._folder, self._left = None, []
+
+    def _folders(self) -> list[Path]:
+        return [*self._left, *([self._folder] if self._folder else [])]
 
     def _base_folder(self) -> Path:
         """This run's own folder in the shared place; leftovers of a killed run are removed."""
         if self._folder is None:
             digest = hashlib.sha256(str(self._run_dir.resolve()).encode()).hexdigest()[:16]
             name = f"rollmill-weights-{digest}"
-            _remove([place / name for place in (SHARED_MEMORY, self._run_place())])
+            places = [place / name for place in (SHARED_MEMORY, self._run_place())]
+            _remove([folder for folder in places if folder not in self._left])
             self._folder = self._shared_place() / name
             _remove([self._folder])
         _make_private(self._folder)  # each time: a cleaner of temporary files may have passed
@@ -83,7 +119,7 @@ class SharedFolder:
             place.mkdir(parents=True, exist_ok=True)
             return place
         needed = NUM_VERSIONS_KEPT * (self.num_bytes or UNKNOWN_SIZE_BYTES // NUM_VERSIONS_KEPT)
-        if _has_room(SHARED_MEMORY, needed):
+        if not self._is_memory_full and _has_room(SHARED_MEMORY, needed):
             return SHARED_MEMORY
         place = self._run_place()
         place.mkdir(parents=True, exist_ok=True)

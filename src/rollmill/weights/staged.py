@@ -19,10 +19,10 @@ from rollmill.config.weights import WeightsConfig
 from rollmill.engine.client import EngineClient
 from rollmill.engine.delivery import Outcomes
 from rollmill.engine.errors import EngineFailed
-from rollmill.errors import RollmillError, TrainerError
+from rollmill.errors import RollmillError
 from rollmill.exchange.specs import WeightSpec
 from rollmill.weights.base import Engines, Shipment, Trainer, Transport, write_metrics
-from rollmill.weights.folders import SharedFolder
+from rollmill.weights.folders import SharedFolder, WeightsNotWritten
 from rollmill.weights.sums import TrainerSums
 
 WHOLE = "whole"
@@ -59,7 +59,7 @@ class Staged:
         """A folder with all of the weights; written the first time that it is asked for.
 
         Raises:
-            EngineFailed: the trainer could not write it.
+            WeightsNotWritten: there is no room for it.
         """
         async with self._lock:
             path = self.folder / WHOLE
@@ -70,23 +70,26 @@ class Staged:
                 self.folder.mkdir(exist_ok=True)
                 report = await self.trainer.call("write_staged", stage=self.stage, path=str(aside))
                 if "error" in report:
-                    raise TrainerError("the weights could not be written", found=report["error"])
+                    raise WeightsNotWritten.to(path, report["error"])
                 aside.rename(path)
-            except (RollmillError, OSError) as error:
-                raise EngineFailed(
-                    "the weights that an engine needs cannot be had",
-                    where=str(path),
-                    found=str(error),
-                ) from error
+            except OSError as error:
+                raise WeightsNotWritten.to(path, str(error)) from error
             return path
 
     async def load_whole(self, client: EngineClient, *, flush_cache: bool = True) -> None:
         """Have one engine load all of the weights from the folder.
 
         Raises:
-            EngineCallError: it did not.
+            EngineCallError: it did not, or the weights cannot be had.
         """
-        path = await self.whole_folder()
+        try:
+            path = await self.whole_folder()
+        except RollmillError as error:
+            raise EngineFailed(
+                "the weights that an engine needs cannot be had",
+                where=str(self.folder),
+                found=str(error),
+            ) from error
         await client.update_weights_from_disk(str(path), self.version, flush_cache=flush_cache)
 
 
@@ -119,9 +122,8 @@ class StagedTransport(Transport):
     """
 
     def __init__(self, config: WeightsConfig, run_dir: Path, *, dtype: str) -> None:
-        super().__init__(config)
+        super().__init__(config, SharedFolder(config, run_dir, num_bytes=None))
         self._dtype = dtype
-        self._folders = SharedFolder(config, run_dir, num_bytes=None)
         self._next: Staged | None = None
         self._served: Staged | None = None
 
