@@ -21,7 +21,6 @@ import asyncio
 import functools
 import gc
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -341,8 +340,9 @@ def main() -> None:
     parser.add_argument("--part", choices=("answers", "abort"), help=argparse.SUPPRESS)
     parser.add_argument("--stub", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    from rollmill.engine.open_files import raise_limit
+
+    raise_limit()
     burst, tokens = options.burst, options.tokens
     if options.stub:
         serve_stub(*options.stub)

@@ -244,10 +244,12 @@ def serve(
     from rollmill.config.load import load_embedded
     from rollmill.engine.embedded.server import exit_now
     from rollmill.engine.embedded.server import serve as run_engine
+    from rollmill.engine.open_files import raise_limit
     from rollmill.models import resolve_model
 
     _quiet_libraries()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    raise_limit()
     settings = load_embedded(overrides or [])
     run_engine(
         str(resolve_model(model)),

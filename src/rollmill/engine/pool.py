@@ -32,6 +32,7 @@ from rollmill.engine.experts_shape import experts_shape_of
 from rollmill.engine.http import new_session
 from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
+from rollmill.engine.open_files import make_room
 from rollmill.engine.router import SGLANG_ROUTER, RouterLane, RouterProcess
 from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult, HoldMode
@@ -122,7 +123,10 @@ class EnginePool:
 
         Raises:
             EngineError: an engine did not come up; nothing is left running.
+            ConfigError: this process may not open so many connections.
         """
+        limit = self._config.max_concurrent_requests
+        make_room(limit, where="engine.max_concurrent_requests")
         self._session = new_session(self._middlewares)
         try:
             self._members.extend(self._make_members(self._session))
