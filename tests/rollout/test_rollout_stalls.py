@@ -146,6 +146,26 @@ def test_a_generate_function_that_hangs_is_tried_again(
     assert "group 0: generate function of sample 0 (attempt 0) for" in caplog.text
 
 
+def test_a_step_of_the_trainer_that_takes_long_is_told_and_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with watched_side(tmp_path, "stop", Script()) as (_, doctor, _):
+            ended = asyncio.Event()
+
+            async def step() -> str:
+                await ended.wait()
+                return "learned"
+
+            minding = asyncio.create_task(doctor.mind("the trainer's part of step 3", step()))
+            await until(lambda: "the trainer's part of step 3 has been going on" in caplog.text)
+            ended.set()
+            assert await minding == "learned"
+
+    with caplog.at_level(logging.WARNING, logger="rollmill.loop.doctor"):
+        run(main)
+
+
 def test_all_that_has_been_waited_for_long_is_named_and_what_has_just_begun_is_not() -> None:
     now = 0.0
 

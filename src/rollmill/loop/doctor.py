@@ -1,8 +1,9 @@
 """The stall doctor: when nothing finishes for a while, what blocks, and what is done about it.
 
-It watches while the loop waits for rollouts or an evaluation. As long as requests, judgements or
-answers end, however few, nothing is said. When none has ended for `timeout_s`, the diagnosis names
-what has been waited for longest, for which group and at which engine, and the policy acts.
+It watches while the loop waits for rollouts, and every evaluation. As long as requests, judgements
+or answers end, however few, nothing is said. When none has ended for `timeout_s`, the diagnosis
+names what has been waited for longest, for which group and at which engine, and the policy acts. Of
+a trainer's step it only tells how long it has taken: nobody can say what is too long there.
 """
 
 from __future__ import annotations
@@ -105,6 +106,20 @@ class StallDoctor:
                 else:
                     await self._treat(self.diagnose(quiet_since))
                     treated = self._activities.clock()
+            return task.result()
+        finally:
+            await end_all([task])
+
+    async def mind(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+        """The value of `work`, a step of the trainer; every `timeout_s` that it takes is told."""
+        if self._timeout_s is None:
+            return await work
+        started = self._activities.clock()
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=self._timeout_s))[0]:
+                seconds = self._activities.clock() - started
+                logger.warning("%s has been going on for %.0f s", what, seconds)
             return task.result()
         finally:
             await end_all([task])

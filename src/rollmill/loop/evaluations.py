@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
@@ -21,7 +19,7 @@ from rollmill.engine.pool import EnginePool
 from rollmill.loop.doctor import StallDoctor
 from rollmill.loop.records import Records
 from rollmill.loop.sync import sync_again
-from rollmill.rollout.evaluate import EvalResult, Evaluator
+from rollmill.rollout.evaluate import Evaluator
 from rollmill.rollout.tasks import end_all
 from rollmill.sample import flatten
 from rollmill.telemetry.console import RunView
@@ -56,7 +54,7 @@ class Evaluations:
         evaluator: the sets.
         records: where the figures go.
         view: the terminal view.
-        doctor: watches over evaluations that training waits for.
+        doctor: watches over what these evaluations wait for.
         apart: engines set aside; None evaluates on training's.
     """
 
@@ -107,13 +105,11 @@ class Evaluations:
         """
         self._step = step
         if self._apart is None:
-            await self._evaluate(step, self._doctor.watch(self._evaluator.run(step)))
+            await self._evaluate(step)
             return
         await self.finish()  # its engines cannot serve two versions
         await self._apart.bring(trainer, step)
-        self._running = asyncio.create_task(
-            self._evaluate(step, self._evaluator.run(step)), name=f"evaluation of step {step}"
-        )
+        self._running = asyncio.create_task(self._evaluate(step), name=f"evaluation of step {step}")
 
     async def finish(self) -> None:
         """Wait for the evaluation that goes on beside training, if there is one."""
@@ -138,9 +134,9 @@ class Evaluations:
             if not running.cancelled() and (error := running.exception()) is not None:
                 logger.warning("an evaluation failed while the run ended: %s", error)
 
-    async def _evaluate(self, step: int, work: Coroutine[Any, Any, EvalResult]) -> None:
+    async def _evaluate(self, step: int) -> None:
         started = time.monotonic()
-        result = await work
+        result = await self._doctor.watch(self._evaluator.run(step))
         self.results[step] = result.metrics
         spent = {"time/eval_s": time.monotonic() - started}
         self._records.write("eval", step, result.metrics | spent)

@@ -18,6 +18,7 @@ from rollmill.config.load import to_plain
 from rollmill.distill.recorded import RecordedSource
 from rollmill.engine.pool import EnginePool
 from rollmill.errors import first_error
+from rollmill.loop.activities import Activities
 from rollmill.loop.distill import check_recorded_scores, mismatch_metrics
 from rollmill.loop.doctor import StallDoctor
 from rollmill.loop.evaluations import EnginesApart, Evaluations
@@ -101,13 +102,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             timeline,
             Dumps(config.telemetry, ready.run_dir.root),
         )
-        doctor = StallDoctor(
-            timeout_s=config.run.stall_timeout_s,
-            policy=config.run.on_stall,
-            abort_timeout_s=config.rollout.abort_timeout_s,
-            activities=ready.activities,
-            engines=ready.pool,
-        )
+        doctor = _open_doctor(config, ready.activities, ready.pool)
         ready.faults.attach(lambda: ready.pool.pids, lambda: trainer.pid)
         yield Parts(
             config=config,
@@ -164,6 +159,7 @@ def _open_evaluations(
 ) -> Evaluations:
     apart = None
     if ready.pool_apart is not None:
+        doctor = _open_doctor(config, ready.eval_activities, ready.pool_apart)
         place = ready.run_dir.root / "evaluation"  # names a folder apart from training's
         transport = DiskTransport(config.weights, place, dtype=config.engine.embedded.dtype)
         stack.push_async_callback(transport.close)
@@ -178,6 +174,16 @@ def _open_evaluations(
     )
     stack.push_async_callback(evaluations.close)
     return evaluations
+
+
+def _open_doctor(config: Config, activities: Activities, engines: EnginePool) -> StallDoctor:
+    return StallDoctor(
+        timeout_s=config.run.stall_timeout_s,
+        policy=config.run.on_stall,
+        abort_timeout_s=config.rollout.abort_timeout_s,
+        activities=activities,
+        engines=engines,
+    )
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ class Ready:
     pool: EnginePool
     pool_apart: EnginePool | None
     activities: Activities
+    eval_activities: Activities
     faults: FaultInjector
     evaluator: Evaluator
     judge: Judge
@@ -55,7 +56,8 @@ def read_and_check(config: Config, base_dir: Path) -> Ready:
     faults = open_faults(config, run_dir)
     pool, apart = open_pools(config, policy, run_dir, middlewares=(faults.middleware,))
     activities = Activities()
-    eval_engines = WatchedEngines(apart or pool, activities)
+    eval_activities = Activities() if apart is not None else activities
+    eval_engines = WatchedEngines(apart or pool, eval_activities)
     filters, key = config.rollout.filters, config.reward.reward_key
     return Ready(
         run_dir=run_dir,
@@ -65,6 +67,7 @@ def read_and_check(config: Config, base_dir: Path) -> Ready:
         pool=pool,
         pool_apart=apart,
         activities=activities,
+        eval_activities=eval_activities,
         faults=faults,
         evaluator=open_evaluator(config, policy, eval_engines, hooks, base_dir),
         judge=Judge(config.reward, seed=config.run.seed, base_dir=base_dir),

@@ -151,13 +151,16 @@ class Loop:
     async def _learn(self, step: int, batch: RolloutBatch) -> dict[str, float]:
         await self._parts.sync.make_room_for_trainer()
         with self._timed("train", step):
-            learned: dict[str, float] = await self._parts.trainer.call(
+            work = self._parts.trainer.call(
                 "train",
                 groups=[encode_group(group) for group in batch.groups],
                 step=step,
                 reward_key=self._config.reward.reward_key,
                 max_new_tokens=self._config.rollout.sampling.max_new_tokens,
                 temperature=self._config.training_temperature,
+            )
+            learned: dict[str, float] = await self._parts.doctor.mind(
+                f"the trainer's part of step {step} (see logs/trainer.log)", work
             )
         self._parts.rollouts.consumed(batch, step)
         if self._parts.records.dumps.is_on:
