@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from distill_helpers import World, brute_force, open_answers
+from transformers import GenerationConfig
 
 from rollmill.config.trainer import TrainerConfig
 from rollmill.distill.measure import ReverseKl, load_model, reverse_kl
@@ -58,6 +59,23 @@ def test_the_measured_divergence_is_the_mean_of_the_sampled_one(world: World) ->
         )
     assert measured.per_answer == pytest.approx(float((own.exp() * (own - other)).sum()), rel=1e-5)
     assert measured.num_tokens == measured.num_answers == 2000
+
+
+def test_the_divergence_is_that_of_the_model_and_not_of_its_generation_defaults(
+    world: World,
+) -> None:
+    teacher = load_model(world.teacher)
+
+    def measured(defaults: dict[str, float]) -> ReverseKl:
+        student = load_model(world.student)
+        own = GenerationConfig(**defaults)
+        student.generation_config = own
+        found = reverse_kl(student, teacher, [[5, 6, 37]] * 32, max_new_tokens=8, end_ids=[1])
+        assert student.generation_config is own
+        return found
+
+    changed = {"repetition_penalty": 1e4, "temperature": 0.01, "min_p": 0.9, "do_sample": True}
+    assert measured(changed) == measured({})
 
 
 def test_prompts_of_different_lengths_are_measured_as_each_by_itself(world: World) -> None:

@@ -43,6 +43,10 @@ def test_folders_without_usable_weights_are_errors(model: Path, tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="no safetensors weights"):
         weights_hash(tmp_path / "empty")
+    whole = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match=r"cannot be read[\s\S]*ends at byte"):
+        weights_hash(model)
     (model / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00 not json here")
     with pytest.raises(ModelError, match="cannot be read"):
         weights_hash(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rollmill.distill.manifest import FILE_NAME, read_manifest, write_manifest
 from rollmill.distill.recording import check_scores
 from rollmill.errors import ConfigError, DataError
 from rollmill.loop.distill import mismatch_metrics
+from rollmill.loop.ready import read_and_check
 from support.tiny import make_tiny_model, make_tokenizer
 
 Rows = list[dict[str, Any]]
@@ -288,6 +290,25 @@ def test_rows_that_the_trainer_scores_differently_are_refused(world: World, prep
     assert str(places[4]) not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "spoilt, text",
+    [
+        (lambda values: values * np.float32(np.nan), "mean |Δ log-prob| nan"),
+        (lambda values: values[:1], "log-probs, found 1"),
+    ],
+)
+def test_scores_that_are_no_numbers_or_too_few_are_refused(
+    world: World, prepared: Path, spoilt: Callable[[Any], Any], text: str
+) -> None:
+    places = open_answers(world, prepared).draw(8, seed=0)
+    scores = [place.read().student_log_probs for place in places]
+    scores[2] = spoilt(scores[2])
+    with pytest.raises(DataError) as error:
+        check_scores(places, scores, tolerance=0.05)
+    assert f"{places[2]}: " in str(error.value)
+    assert text in str(error.value)
+
+
 # -- overrides -----------------------------------------------------------------------------------
 
 
@@ -309,6 +330,67 @@ def test_an_override_of_nothing_counts_as_nothing(world: World, prepared: Path) 
     config = config_of(world, opd__allow_mismatch=["teacher"])
     source = open_answers(world, prepared, opd__allow_mismatch=["teacher"])
     assert mismatch_metrics(config, source) == {"opd/mismatch_allowed": 0.0}
+
+
+def test_what_was_allowed_in_preparing_has_to_be_allowed_in_training(
+    world: World, tmp_path: Path
+) -> None:
+    """The teacher's other template shows in nothing but the manifest."""
+    teacher = Path(shutil.copytree(world.teacher, tmp_path / "teacher"))
+    other = make_tokenizer()
+    other.chat_template = "{{ messages }}"
+    other.save_pretrained(teacher)
+    new = tmp_path / "new"
+    changes: dict[str, Any] = {
+        "opd__data": str(new),
+        "opd__teacher": {"url": world.teacher_url, "tokenizer": str(teacher)},
+        "opd__prepare": {"num_prompts": 2},
+    }
+    with pytest.raises(ConfigError, match="chat template is not the student's"):
+        prepare_now(world, config_of(world, **changes))
+    manifest = prepare_now(world, config_of(world, **changes, opd__allow_mismatch=["template"]))
+    assert manifest.settings.allowed == ("template",)
+    with pytest.raises(ConfigError, match="difference that was allowed then: template"):
+        open_answers(world, new)
+    source = open_answers(world, new, opd__allow_mismatch=["template"])
+    assert source.recording.allowed == ("template",)
+
+
+def test_what_is_allowed_of_a_live_teacher_shows_in_the_metrics(world: World) -> None:
+    live = config_of(world, opd__mode="live")
+    assert mismatch_metrics(live, None, ["tokenizer"]) == {
+        "opd/mismatch_allowed": 1.0,
+        "opd/mismatch_allowed/tokenizer": 1.0,
+    }
+    assert mismatch_metrics(live, None) == {"opd/mismatch_allowed": 0.0}
+    off = config_of(world, opd__mode="off", rollout__source="generate")
+    assert mismatch_metrics(off, None) == {}
+
+
+def test_rows_that_name_no_known_teacher_are_refused_before_an_answer_is_drawn(
+    world: World, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "31425"}, {"prompt": "42", "metadata": {"teacher": "nobody"}}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    sources = {"path": str(data), "label_key": None}
+    changes: dict[str, Any] = {"opd__data": str(tmp_path / "new"), "data": sources}
+    with pytest.raises(DataError, match="no teacher for rows") as error:
+        prepare_now(world, config_of(world, **changes))
+    assert error.value.found == f"1 rows: {data}:2 ('nobody')"
+    assert not (tmp_path / "new").exists()
+    live = config_of(world, **changes, opd__mode="live", run__dir=str(tmp_path / "run"))
+    with pytest.raises(DataError, match="no teacher for rows"):
+        read_and_check(live, tmp_path)
+
+
+def test_a_generate_function_of_the_users_cannot_be_prepared_with(
+    world: World, tmp_path: Path
+) -> None:
+    changes = {"opd__data": str(tmp_path / "new"), "rollout__hooks": {"generate": "mine:turns"}}
+    with pytest.raises(ConfigError, match="cannot be prepared") as error:
+        prepare_now(world, config_of(world, **changes))
+    assert error.value.where == "rollout.hooks.generate"
 
 
 # -- the configuration ---------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from distill_helpers import ANSWERS, NUM_PROMPTS, World, open_answers
 
+from rollmill.distill.manifest import read_manifest, write_manifest
 from rollmill.errors import CheckpointError
 from rollmill.sample import Group, flatten
 from rollmill.sample_codec import encode_group
@@ -53,11 +55,16 @@ def test_a_saved_position_goes_on_as_if_nothing_had_happened(world: World, prepa
     assert [encode_group(group) for group in other.take(60)] == expected
 
 
-def test_a_position_in_other_answers_is_refused(world: World, prepared: Path) -> None:
-    source = open_answers(world, prepared)
-    state = {**source.state_dict(), "size": 7}
+def test_a_position_in_other_answers_is_refused_even_when_they_are_as_many(
+    world: World, prepared: Path, copy: Path
+) -> None:
+    state = open_answers(world, prepared).state_dict()
+    open_answers(world, copy).load_state_dict(state)  # the folder may move
+    manifest = read_manifest(copy)
+    turned = msgspec.structs.replace(manifest, shards=manifest.shards[::-1])
+    write_manifest(copy, turned)
     with pytest.raises(CheckpointError, match="not one in these recorded answers"):
-        source.load_state_dict(state)
+        open_answers(world, copy).load_state_dict(state)
 
 
 def test_groups_that_were_never_taken_cannot_be_given_back(world: World, prepared: Path) -> None:

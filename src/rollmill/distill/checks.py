@@ -58,13 +58,13 @@ def problems_of(record: Mapping[str, Any], limits: RowLimits) -> list[str]:
 def token_problems(record: Mapping[str, Any], limits: RowLimits) -> Iterator[str]:
     """Ids outside the vocabulary, an empty prompt, too many tokens."""
     for name in ("prompt_tokens", "response_tokens"):
-        ids = np.asarray(record[name], np.int64)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < limits.vocab_size:
-            bad = int(np.flatnonzero((ids < 0) | (ids >= limits.vocab_size))[0])
-            yield (
-                f"{name}: expected ids from 0 to {limits.vocab_size - 1}, "
-                f"found {ids[bad]} at position {bad}"
-            )
+        for position, token in enumerate(record[name]):
+            if type(token) is not int or not 0 <= token < limits.vocab_size:
+                yield (
+                    f"{name}: expected ids from 0 to {limits.vocab_size - 1}, "
+                    f"found {token!r} at position {position}"
+                )
+                break
     if len(record["prompt_tokens"]) == 0:
         yield "prompt_tokens: expected at least one, found none"
     length = len(record["prompt_tokens"]) + len(record["response_tokens"])
@@ -81,7 +81,8 @@ def vector_problems(
         if len(raw) != length:
             yield f"{name}: expected {length}, one per response token, found {len(raw)}"
             continue
-        values = np.array([np.nan if value is None else value for value in raw], np.float64)
+        numbers = [value if isinstance(value, (int, float)) else np.nan for value in raw]
+        values = np.array(numbers, np.float64)
         is_bad = ~(np.isfinite(values) & (values <= 0))
         if is_bad.any():
             position = int(is_bad.argmax())

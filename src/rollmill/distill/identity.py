@@ -103,10 +103,12 @@ def _tensor_entries(file: Path) -> Iterator[tuple[str, tuple[str, list[int], int
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(_HEADER_BYTES), "little")
             header = json.loads(stream.read(length))
-        base = _HEADER_BYTES + length
+        base, size = _HEADER_BYTES + length, file.stat().st_size
         for name, entry in header.items():
             if name != "__metadata__":
                 start, stop = entry["data_offsets"]
+                if base + stop > size:
+                    raise ValueError(f"{name} ends at byte {base + stop} of {size}")
                 yield name, (entry["dtype"], entry["shape"], base + start, base + stop)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rollmill.config.opd import Mismatch
 from rollmill.distill.identity import TokenizerIdentity
 from rollmill.errors import DataError
 
@@ -57,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True):
         prompts_per_shard: prompts in one file.
         prompts: hash over all prompts' tokens in order.
         context_length: most tokens of prompt and response together.
+        allowed: kinds of differences (`opd.allow_mismatch`) that were found and allowed; training
+            has to allow them too.
     """
 
     student: str
@@ -71,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True):
     prompts_per_shard: int
     prompts: str
     context_length: int
+    allowed: tuple[Mismatch, ...] = ()
 
     @property
     def fingerprint(self) -> str:

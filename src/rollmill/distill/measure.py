@@ -102,20 +102,25 @@ def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, int]:
 def _draw(
     model: Any, ids: Tensor, mask: Tensor, max_new_tokens: int, end_ids: Collection[int]
 ) -> Tensor:
-    """Prompts with answers drawn from the model's own distribution: no top-k, no top-p."""
-    tokens: Tensor = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        generation_config=GenerationConfig(
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=sorted(end_ids),
-            pad_token_id=0,
-        ),
+    """Prompts with answers drawn from the model's own distribution, whatever defaults it has.
+
+    A configuration that is passed to `generate` is filled up with the model's own (its repetition
+    penalty, say); so the model's own is replaced meanwhile.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=sorted(end_ids),
+        pad_token_id=0,
     )
+    try:
+        tokens: Tensor = model.generate(input_ids=ids, attention_mask=mask)
+    finally:
+        model.generation_config = own
     return tokens
 
 

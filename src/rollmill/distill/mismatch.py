@@ -61,7 +61,7 @@ def teacher_differences(settings: Settings, where: str = "opd.sft_teacher") -> l
 
 def mismatches(settings: Settings, start: StartOfRun) -> list[Difference]:
     """Every way in which recorded answers do not fit the run that wants to learn from them."""
-    found = teacher_differences(settings)
+    found = teacher_differences(settings) + _allowed_before(settings)
     if start.student != settings.student:
         found.append(
             Difference(
@@ -74,6 +74,19 @@ def mismatches(settings: Settings, start: StartOfRun) -> list[Difference]:
     return [
         *found,
         *tokenizer_differences(settings.tokenizer, start.tokenizer, "the sampled student's"),
+    ]
+
+
+def _allowed_before(settings: Settings) -> list[Difference]:
+    """What was let pass when the answers were prepared, such as a teacher's other tokenizer."""
+    return [
+        Difference(
+            kind,
+            f"the answers were prepared with a difference that was allowed then: {kind}",
+            "none",
+            f"opd.allow_mismatch: [{', '.join(settings.allowed)}] when they were prepared",
+        )
+        for kind in settings.allowed
     ]
 
 

@@ -260,9 +260,8 @@ class _Preparation:
             return
         refusals = Refusals()
         for row, sample in enumerate(samples):
-            gap = mean_gap(sample.rollout_log_probs, scores[sample.index])
-            if gap > tolerance:
-                refusals.add(name, row, [f"mean |Δ log-prob| {gap:.3g}, tolerated {tolerance:g}"])
+            scored = scores[sample.index]
+            refusals.add(name, row, gap_problem(sample.rollout_log_probs, scored, tolerance))
         refusals.raise_any(
             "the student's engine scores its own answers differently than it sampled them",
             fix="check that the engine serves the model and samples at temperature 1; for low "
@@ -290,6 +289,10 @@ class _Preparation:
         )
 
 
-def mean_gap(first: FloatArray, second: FloatArray) -> float:
-    """Mean |Δ| over an answer's tokens; 0 for an empty answer."""
-    return float(np.abs(first - second).mean()) if len(first) else 0.0
+def gap_problem(first: FloatArray, second: FloatArray, tolerance: float) -> list[str]:
+    """What is wrong with two scorings of an answer, one entry at most: other lengths, or a mean |Δ|
+    over its tokens that is above `tolerance` or not a number."""
+    if len(first) != len(second):
+        return [f"expected {len(first)} log-probs, found {len(second)}"]
+    gap = float(np.abs(first - second).mean()) if len(first) else 0.0
+    return [] if gap <= tolerance else [f"mean |Δ log-prob| {gap:.3g}, tolerated {tolerance:g}"]

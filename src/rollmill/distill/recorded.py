@@ -17,7 +17,7 @@ from rollmill.errors import CheckpointError
 from rollmill.sample import Group, Sample
 from rollmill.sample_codec import decode_group, encode_group
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 class RecordedSource:
@@ -76,7 +76,7 @@ class RecordedSource:
         """The position and the groups given back, as JSON values."""
         return {
             "format": STATE_FORMAT,
-            "size": len(self),
+            "data": self.recording.fingerprint,
             "order": self._order.state_dict(),
             "next_group": self._next_group,
             "next_sample": self._next_sample,
@@ -92,12 +92,13 @@ class RecordedSource:
         Raises:
             CheckpointError: it is a position in other recorded answers.
         """
-        if state.get("format") != STATE_FORMAT or state.get("size") != len(self):
+        fingerprint = self.recording.fingerprint
+        if state.get("format") != STATE_FORMAT or state.get("data") != fingerprint:
             raise CheckpointError(
                 "the saved position is not one in these recorded answers",
                 where="opd.data",
-                expected=f"format {STATE_FORMAT}, {len(self)} groups",
-                found=f"format {state.get('format')}, {state.get('size')} groups",
+                expected=f"format {STATE_FORMAT}, files with the hash {state.get('data')}",
+                found=f"format {state.get('format')}, files with the hash {fingerprint}",
                 fix="resume with the folder that the run began with",
             )
         self._order.load_state_dict(state["order"])

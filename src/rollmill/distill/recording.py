@@ -8,7 +8,8 @@ All rows stay in memory as Arrow tables (about 16 bytes per response token).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from rollmill.data.template import Tokenizer
 from rollmill.distill.checks import Refusals, RowLimits
 from rollmill.distill.manifest import FILE_NAME, Manifest, ShardEntry, read_manifest
 from rollmill.distill.mismatch import StartOfRun, mismatches, refuse, sampling_differences
-from rollmill.distill.prepare import mean_gap
+from rollmill.distill.prepare import gap_problem
 from rollmill.distill.released import (
     COLUMNS,
     UNKNOWN,
@@ -59,11 +60,13 @@ class Recording:
         groups: per group, its rows.
         allowed: the mismatches that were found and that the configuration allows.
         manifest: None for files of the released layout.
+        fingerprint: a hash over the contents of all files, in order.
     """
 
     groups: tuple[tuple[Place, ...], ...]
     allowed: tuple[Mismatch, ...]
     manifest: Manifest | None
+    fingerprint: str
 
     @property
     def places(self) -> list[Place]:
@@ -100,9 +103,10 @@ def open_recorded(
     limits = RowLimits(limits.vocab_size, limits.context_length, "sampling" in opd.allow_mismatch)
     if not path.is_dir() or not (path / FILE_NAME).exists():
         found = refuse(UNKNOWN, opd.allow_mismatch, where=f"opd.data: {path}")
-        places = _released_places(path, tokenizer, limits, end_ids)
+        files = _released_files(path)
+        places = _released_places(files, tokenizer, limits, end_ids)
         groups = _grouped(places, [(n,) for n in range(len(places))], samples_per_prompt, path)
-        return Recording(groups, tuple(found), None)
+        return Recording(groups, tuple(found), None, _hash_of(map(file_hash, files)))
     manifest = _complete_manifest(path)
     settings = manifest.settings
     differences = mismatches(settings, start)
@@ -111,7 +115,12 @@ def open_recorded(
     places = _shard_places(path, manifest, limits)
     keys = [(number // settings.samples_per_prompt,) for number in range(len(places))]
     groups = _grouped(places, keys, samples_per_prompt, path)
-    return Recording(groups, tuple(allowed), manifest)
+    fingerprint = _hash_of(shard.sha256 for shard in manifest.shards)
+    return Recording(groups, tuple(allowed), manifest, fingerprint)
+
+
+def _hash_of(hashes: Iterable[str]) -> str:
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:32]
 
 
 def _complete_manifest(folder: Path) -> Manifest:
@@ -160,9 +169,7 @@ def _reader(table: pyarrow.Table, number: int) -> Callable[[], RecordedRow]:
     return lambda: row_of(records_of(table, number))
 
 
-def _released_places(
-    path: Path, tokenizer: Tokenizer, limits: RowLimits, end_ids: Sequence[int]
-) -> list[Place]:
+def _released_files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise DataError(
@@ -170,7 +177,14 @@ def _released_places(
             where=f"opd.data: {path}",
             expected="a folder that `rollmill distill prepare` wrote, or a Parquet file",
             found="no Parquet file",
+            fix="run `rollmill distill prepare`, or correct opd.data",
         )
+    return files
+
+
+def _released_places(
+    files: Sequence[Path], tokenizer: Tokenizer, limits: RowLimits, end_ids: Sequence[int]
+) -> list[Place]:
     refusals = Refusals()
     places = []
     for file in files:
@@ -230,11 +244,8 @@ def check_scores(
     """
     refusals = Refusals()
     for place, values in zip(places, scores, strict=True):
-        gap = mean_gap(place.read().student_log_probs, values)
-        if gap > tolerance:
-            refusals.add(
-                place.file, place.number, [f"mean |Δ log-prob| {gap:.3g}, tolerated {tolerance:g}"]
-            )
+        problem = gap_problem(place.read().student_log_probs, values, tolerance)
+        refusals.add(place.file, place.number, problem)
     refusals.raise_any(
         "recorded log-probs of the student are not those of the starting weights",
         fix="train from the model that was sampled; for low precision raise opd.score_tolerance, "

@@ -49,6 +49,9 @@ def problems_of_released(
     missing = [name for name in _REQUIRED if metadata.get(name) is None]
     if missing:  # a column that other rows have is null here
         return [f"no value for metadata.{name}" for name in missing]
+    scalars = [name for name in _REQUIRED if not isinstance(metadata[name], list)]
+    if scalars:
+        return [f"metadata.{n}: expected a list, found {metadata[n]!r:.40}" for n in scalars]
     fields = {**metadata, "prompt_tokens": prompt_tokens}
     length = len(metadata["response_tokens"])
     return [

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
-from rollmill.config.opd import not_plain
+from rollmill.config.opd import Mismatch, not_plain
 from rollmill.data import PromptRow, load_dataset
 from rollmill.distill.checks import RowLimits
 from rollmill.distill.identity import tokenizer_identity, weights_hash
@@ -32,6 +33,7 @@ from rollmill.loop.policy import Policy, open_policy
 from rollmill.loop.run_dir import RunLock
 from rollmill.loop.teachers import (
     OpenTeachers,
+    check_teacher_names,
     identity_of,
     open_teachers,
     scorable_length,
@@ -61,6 +63,41 @@ async def prepare_answers(
     Raises:
         RollmillError: something cannot be used as configured, or an engine failed.
     """
+    folder, allowed = _preparable(config)
+    policy = open_policy(config)
+    folders = [policy.folder]
+    teachers = [teacher_folder(name, t) for name, t in config.opd.all_teachers().items()]
+    length = scorable_length(config, policy, [*folders, *teachers])
+    prompts = _prompts(config, policy, length, base_dir)
+    check_teacher_names(config, prompts)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(RunLock(folder))
+        opened = await stack.enter_async_context(open_teachers(config, policy, folder))
+        settings = await asyncio.to_thread(
+            _settings, config, policy, opened, prompts=prompts, context_length=length
+        )
+        differences = teacher_differences(settings)
+        allowed |= {*refuse(differences, config.opd.allow_mismatch, where="opd.sft_teacher")}
+        student = EnginePool(
+            config.engine.model_copy(update={"offload": False, "router": "none"}),
+            model_path=str(policy.folder),
+            tokenizer_path=config.model.tokenizer,
+            run_dir=folder / STUDENT,
+        )
+        await stack.enter_async_context(student)
+        allowed |= {*await _check_student_engines(config, student, settings.student)}
+        allowed |= {*opened.allowed}
+        settings = msgspec.structs.replace(settings, allowed=tuple(sorted(allowed)))
+        parts = _parts(config, policy, student, opened, prompts=prompts, context_length=length)
+        return await prepare(folder, settings, parts, on_progress)
+
+
+def _preparable(config: Config) -> tuple[Path, set[Mismatch]]:
+    """The folder to write, and which differences of the sampling are allowed.
+
+    Raises:
+        ConfigError: answers cannot be prepared as configured.
+    """
     folder = config.opd.data
     if folder is None or not config.opd.all_teachers():
         raise ConfigError(
@@ -69,50 +106,37 @@ async def prepare_answers(
             expected="data (the folder to write) and teacher (path or url)",
             found=f"data: {folder}, teachers: {len(config.opd.all_teachers())}",
         )
-    refuse(
+    if config.rollout.hooks.generate is not None:
+        raise ConfigError(
+            "answers of a generate function of your own cannot be prepared",
+            where="rollout.hooks.generate",
+            expected="null: one engine call writes an answer, and every token of it is learned",
+            found=config.rollout.hooks.generate,
+            fix="prepare with rollout.hooks.generate=null, or distill with opd.mode: live",
+        )
+    allowed = refuse(
         sampling_differences(config.rollout.sampling),
         config.opd.allow_mismatch,
         where="rollout.sampling",
     )
-    policy = open_policy(config)
-    folders = [policy.folder]
-    teachers = [teacher_folder(name, t) for name, t in config.opd.all_teachers().items()]
-    length = scorable_length(config, policy, [*folders, *teachers])
-    prompts = _prompts(config, policy, length, base_dir)
-    async with AsyncExitStack() as stack:
-        stack.enter_context(RunLock(folder))
-        opened = await stack.enter_async_context(open_teachers(config, policy, folder))
-        settings = await asyncio.to_thread(
-            _settings, config, policy, opened, prompts=prompts, context_length=length
-        )
-        refuse(teacher_differences(settings), config.opd.allow_mismatch, where="opd.sft_teacher")
-        student = EnginePool(
-            config.engine.model_copy(update={"offload": False, "router": "none"}),
-            model_path=str(policy.folder),
-            tokenizer_path=config.model.tokenizer,
-            run_dir=folder / STUDENT,
-        )
-        await stack.enter_async_context(student)
-        await _check_student_engines(config, student, settings.student)
-        parts = _parts(config, policy, student, opened, prompts=prompts, context_length=length)
-        return await prepare(folder, settings, parts, on_progress)
+    return folder, {*allowed}
 
 
-async def _check_student_engines(config: Config, student: EnginePool, expected: str) -> None:
+async def _check_student_engines(
+    config: Config, student: EnginePool, expected: str
+) -> list[Mismatch]:
     """Attached engines must serve the student, as far as their folders are on this machine; what
-    they serve elsewhere shows when training scores some rows anew."""
-    if not config.engine.urls:
-        return
-    for client in student.clients:
+    they serve elsewhere shows when training scores some rows anew. The differences allowed."""
+    found: list[Difference] = []
+    for client in student.clients if config.engine.urls else ():
         folder = Path((await client.model_info()).model_path)
         if not any(folder.glob("*.safetensors")):
             continue
-        found = await asyncio.to_thread(weights_hash, folder)
-        if found != expected:
-            difference = Difference(
-                "student", "the engine serves other weights than model.path", expected, found
-            )
-            refuse([difference], config.opd.allow_mismatch, where=f"engine.urls: {client.url}")
+        served = await asyncio.to_thread(weights_hash, folder)
+        if served != expected:
+            what = f"the engine at {client.url} serves other weights than model.path"
+            found.append(Difference("student", what, expected, served))
+    return refuse(found, config.opd.allow_mismatch, where="engine.urls")
 
 
 def _prompts(config: Config, policy: Policy, length: int, base_dir: Path) -> list[PromptRow]:
@@ -231,11 +255,22 @@ async def check_recorded_scores(trainer: Worker, source: RecordedSource, config:
     check_scores(places, scores, tolerance=config.opd.score_tolerance)
 
 
-def mismatch_metrics(config: Config, source: object) -> dict[str, float]:
-    """`opd/mismatch_allowed…` of each step: how many mismatches were allowed, and which."""
-    if not isinstance(source, RecordedSource):
+def mismatch_metrics(
+    config: Config, source: object, of_teachers: Sequence[Mismatch] = ()
+) -> dict[str, float]:
+    """`opd/mismatch_allowed…` of each step: how many mismatches were allowed, and which.
+
+    Args:
+        config: the whole configuration.
+        source: of the training groups.
+        of_teachers: what was allowed when teachers were opened for a live distillation.
+    """
+    if not config.opd.is_on:
         return {}
-    allowed = {*source.recording.allowed, *({"scores"} & set(config.opd.allow_mismatch))}
+    allowed = set(of_teachers)
+    if isinstance(source, RecordedSource):
+        allowed |= {*source.recording.allowed}
+        allowed |= {kind for kind in config.opd.allow_mismatch if kind == "scores"}
     return {"opd/mismatch_allowed": float(len(allowed))} | {
         f"opd/mismatch_allowed/{kind}": 1.0 for kind in sorted(allowed)
     }

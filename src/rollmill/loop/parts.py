@@ -87,7 +87,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             await check_recorded_scores(trainer, ready.source, config)
         transport = open_transport(config, ready.run_dir.root)
         stack.push_async_callback(transport.close)
-        teachers = await live_teachers(
+        teachers, allowed = await live_teachers(
             stack,
             config,
             ready.policy,
@@ -124,7 +124,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             view=view,
             doctor=doctor,
             faults=ready.faults,
-            constant_metrics=mismatch_metrics(config, ready.source),
+            constant_metrics=mismatch_metrics(config, ready.source, allowed),
         )
 
 

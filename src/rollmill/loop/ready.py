@@ -18,6 +18,7 @@ from rollmill.loop.fault_plan import plan_faults
 from rollmill.loop.faults import FaultInjector
 from rollmill.loop.policy import Policy, open_evaluator, open_policy, open_pools
 from rollmill.loop.run_dir import RunDir
+from rollmill.loop.teachers import check_teacher_names
 from rollmill.loop.watched import WatchedEngines
 from rollmill.rewards.judge import Judge
 from rollmill.rollout.evaluate import Evaluator
@@ -104,7 +105,7 @@ def open_prompts(config: Config, policy: Policy, hooks: LoadedHooks, base_dir: P
     )
     if hooks.data_source is not None:
         return make_source(hooks.data_source, context)
-    return open_source(
+    source = open_source(
         context.config,
         tokenizer=context.tokenizer,
         n_samples_per_prompt=context.n_samples_per_prompt,
@@ -113,6 +114,9 @@ def open_prompts(config: Config, policy: Policy, hooks: LoadedHooks, base_dir: P
         base_dir=context.base_dir,
         buffer_policy=context.buffer_policy,
     )
+    if config.opd.mode == "live":
+        check_teacher_names(config, source.dataset.rows)
+    return source
 
 
 def open_faults(config: Config, run_dir: RunDir) -> FaultInjector:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy.typing as npt
 
 from rollmill.config import Config, TeacherConfig
-from rollmill.data import load_tokenizer
+from rollmill.config.opd import Mismatch
+from rollmill.data import PromptRow, load_tokenizer
+from rollmill.distill.checks import MAX_SHOWN
 from rollmill.distill.identity import TokenizerIdentity, tokenizer_identity, weights_hash
 from rollmill.distill.mismatch import refuse, tokenizer_differences
 from rollmill.engine.client import ModelInfo
 from rollmill.engine.pool import EnginePool
-from rollmill.errors import ConfigError, first_error
+from rollmill.errors import ConfigError, DataError, first_error
 from rollmill.loop.activities import Activities, Kind
 from rollmill.loop.policy import Policy
 from rollmill.models import context_length_of, resolve_model
-from rollmill.rollout.teacher import Scorer, Teachers
+from rollmill.rollout.teacher import TEACHER_KEY, Scorer, Teachers
 from rollmill.sample import FloatArray
 from rollmill.telemetry.timeline import Timeline
 
@@ -58,14 +60,16 @@ async def live_teachers(
     *,
     activities: Activities,
     timeline: Timeline,
-) -> Teachers | None:
-    """The teachers of a live distillation, running until `stack` closes; None for other runs."""
+) -> tuple[Teachers | None, list[Mismatch]]:
+    """The teachers of a live distillation, running until `stack` closes, and the mismatches that
+    were found and allowed; None and nothing for other runs."""
     if config.opd.mode != "live":
-        return None
+        return None, []
     opened = await stack.enter_async_context(open_teachers(config, policy, root))
-    return Teachers(
-        {name: ObservedScorer(pool, activities, timeline) for name, pool in opened.pools.items()}
-    )
+    scorers = {
+        name: ObservedScorer(pool, activities, timeline) for name, pool in opened.pools.items()
+    }
+    return Teachers(scorers), opened.allowed
 
 
 def training_length(config: Config, policy: Policy) -> int:
@@ -78,6 +82,25 @@ def training_length(config: Config, policy: Policy) -> int:
         return policy.context_length
     wanted = config.opd.all_teachers().items()
     return scorable_length(config, policy, [teacher_folder(name, t) for name, t in wanted])
+
+
+def check_teacher_names(config: Config, rows: Iterable[PromptRow]) -> None:
+    """Every row must have a teacher: the one it names, or the one of rows that name none.
+
+    Raises:
+        DataError: rows without one; the first of them are named.
+    """
+    known = config.opd.all_teachers()
+    lost = [row for row in rows if row.metadata.get(TEACHER_KEY, "") not in known]
+    if lost:
+        shown = [f"{row.row_id} ({row.metadata.get(TEACHER_KEY)!r})" for row in lost[:MAX_SHOWN]]
+        raise DataError(
+            f"no teacher for rows by their metadata.{TEACHER_KEY}",
+            where=lost[0].row_id,
+            expected=", ".join(name or "none (opd.teacher)" for name in known),
+            found=f"{len(lost)} rows: {', '.join(shown)}" + (" …" if lost[MAX_SHOWN:] else ""),
+            fix="add them to opd.teachers, or set opd.teacher for rows that name none",
+        )
 
 
 def is_without_reward(config: Config) -> bool:
@@ -94,10 +117,12 @@ class OpenTeachers:
     Attributes:
         pools: engines by the teacher's name.
         identities: hash of the weights by the teacher's name.
+        allowed: kinds of differences to the student's tokenizer that were found and allowed.
     """
 
     pools: dict[str, EnginePool]
     identities: dict[str, str]
+    allowed: list[Mismatch]
 
 
 @asynccontextmanager
@@ -116,9 +141,11 @@ async def open_teachers(config: Config, policy: Policy, root: Path) -> AsyncIter
     student = tokenizer_identity(policy.tokenizer)
     wanted = config.opd.all_teachers()
     folders = {name: teacher_folder(name, teacher) for name, teacher in wanted.items()}
+    allowed: set[Mismatch] = set()
     for name, teacher in wanted.items():
         if (folder := folders[name]) is not None:
-            _check_tokenizer(config, name, teacher.tokenizer or str(folder), student)
+            where = teacher.tokenizer or str(folder)
+            allowed.update(_check_tokenizer(config, name, where, student))
     pools = {
         name: _pool(config, teacher, folders[name], root / TEACHERS / (name or "default"))
         for name, teacher in wanted.items()
@@ -135,11 +162,12 @@ async def open_teachers(config: Config, policy: Policy, root: Path) -> AsyncIter
             folder = folders[name]
             if folder is None:
                 info = await pools[name].clients[0].model_info()
-                _check_tokenizer(config, name, _tokenizer_of(name, teacher, info), student)
+                where = _tokenizer_of(name, teacher, info)
+                allowed.update(_check_tokenizer(config, name, where, student))
                 identities[name] = await _identity_of_engine(pools[name], info)
             else:
                 identities[name] = await asyncio.to_thread(weights_hash, folder)
-        yield OpenTeachers(pools, identities)
+        yield OpenTeachers(pools, identities, sorted(allowed))
 
 
 def teacher_folder(name: str, teacher: TeacherConfig) -> Path | None:
@@ -230,12 +258,15 @@ def _tokenizer_of(name: str, teacher: TeacherConfig, info: ModelInfo) -> str:
     )
 
 
-def _check_tokenizer(config: Config, name: str, folder: str, student: TokenizerIdentity) -> None:
+def _check_tokenizer(
+    config: Config, name: str, folder: str, student: TokenizerIdentity
+) -> list[Mismatch]:
+    """Refuse another tokenizer than the student's; the differences that are allowed."""
     teacher = tokenizer_identity(
         load_tokenizer(folder, trust_remote_code=config.model.trust_remote_code)
     )
     found = tokenizer_differences(student, teacher, "the student's")
-    refuse(found, config.opd.allow_mismatch, where=f"{_place(name)}: {folder}")
+    return refuse(found, config.opd.allow_mismatch, where=f"{_place(name)}: {folder}")
 
 
 async def _identity_of_engine(pool: EnginePool, info: ModelInfo) -> str:
