@@ -207,6 +207,33 @@ def test_an_error_while_the_trainer_trains_ends_the_next_collect(tmp_path: Path)
     side.check_books()
 
 
+def test_cancelling_a_run_waits_for_no_engine_and_books_everything(tmp_path: Path) -> None:
+    class Deaf(FakeEngines):
+        async def abort_all(self, deadline_s: float) -> None:
+            await asyncio.Event().wait()
+
+    engines = Deaf(8)
+    side = stream_side(tmp_path, engines, staleness=1, config={"abort_timeout_s": 60.0})
+
+    async def main() -> None:
+        engines.hold()
+        collecting = asyncio.create_task(side.collect())
+        await engines.wait_for_calls(4 * BATCH)
+        collecting.cancel()
+        ended, _ = await asyncio.wait({collecting}, timeout=10.0)
+        assert ended, "it waits for the abort"
+        assert collecting.cancelled()
+        assert engines.num_running == 0
+        side.check_books()
+        engines.release()
+        batch = await side.train(version=0)
+        assert [group.group_index for group in batch.groups] == [0, 1, 2]
+        await until(lambda: engines.num_running == 0)
+        await side.manager.close()
+
+    run(main)
+
+
 def test_a_batch_hook_that_raises_loses_no_group(tmp_path: Path) -> None:
     def fails_once(groups: list[Group]) -> None:
         failed.append([group.group_index for group in groups])

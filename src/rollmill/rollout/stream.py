@@ -75,9 +75,13 @@ class Stream(Round):
         """
         if self._pump is None:
             self._pump = asyncio.create_task(self._run_pump(), name="rollout pump")
-        while (chosen := self._ages.take_batch()) is None:
-            self._report()
-            await self._until_changed(self._pump)
+        try:
+            while (chosen := self._ages.take_batch()) is None:
+                self._report()
+                await self._until_changed(self._pump)
+        except asyncio.CancelledError:
+            self._is_hurried = True
+            raise
         groups = [self._finished.pop(index) for index in chosen]
         self.collector.cut(groups, reject_rest=None)
         self._length_bias.trained(groups)
