@@ -112,14 +112,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             evaluations=_open_evaluations(stack, config, ready, records, view, doctor),
             trainer=trainer,
             sync=WeightSync(config, trainer=trainer, engines=ready.pool, transport=transport),
-            checkpoints=Checkpoints(
-                CheckpointStore(ready.run_dir.checkpoints, config.run.keep_checkpoints),
-                trainer=trainer,
-                rollouts=rollouts,
-                records=records,
-                view=view,
-                faults=ready.faults,
-            ),
+            checkpoints=_open_checkpoints(config, ready, trainer, rollouts, records, view),
             records=records,
             view=view,
             doctor=doctor,
@@ -147,6 +140,24 @@ async def _start_processes(
             start_trainer(stack, config, ready.policy, ready.run_dir, base_dir)
         )
     return trainer.result()
+
+
+def _open_checkpoints(
+    config: Config,
+    ready: Ready,
+    trainer: Worker,
+    rollouts: Rollouts,
+    records: Records,
+    view: RunView,
+) -> Checkpoints:
+    return Checkpoints(
+        CheckpointStore(ready.run_dir.checkpoints, config.run.keep_checkpoints),
+        trainer=trainer,
+        rollouts=rollouts,
+        records=records,
+        view=view,
+        faults=ready.faults,
+    )
 
 
 def _open_evaluations(
