@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from safetensors.torch import load_file
 from trainer_testkit import make_group, tiny_llama
 
+from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
+from rollmill.errors import CheckpointError
 from rollmill.loop.policy import Policy, start_trainer
 from rollmill.loop.run_dir import RunDir
 from rollmill.sample_codec import encode_group, encode_sample
@@ -24,6 +27,15 @@ NUM_STEPS = 3
 
 
 NEEDS_TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+async def disk_full(trainer: Worker, folder: Path) -> None:
+    """A state that cannot be written is an error of that call, and the ranks go on."""
+    limits = resource.prlimit(trainer.pid or 0, resource.RLIMIT_FSIZE)
+    resource.prlimit(trainer.pid or 0, resource.RLIMIT_FSIZE, (64, limits[1]))
+    with pytest.raises(CheckpointError, match="state cannot be written"):
+        await trainer.call("save", path=str(folder))
+    resource.prlimit(trainer.pid or 0, resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_TWO_GPUS)])
@@ -61,6 +73,7 @@ def test_two_rank_processes_train_like_one(device: str, tmp_path: Path) -> None:
             ]
             await trainer.call("save", path=str(folder / "state"))
             await trainer.call("write_weights", path=str(folder / "weights"), dtype="float32")
+            await disk_full(trainer, folder / "nowhere")
             scores = await trainer.call("score", samples=answers, temperature=1.0)
         assert trainer.pid is None
         return reports, scores

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import LoraConfig, TrainerConfig
-from rollmill.errors import ConfigError, ModelError, TrainerError
+from rollmill.errors import CheckpointError, ConfigError, ModelError, TrainerError
 from rollmill.sample import Sample
 from rollmill.sample_codec import decode_group, decode_sample
 from rollmill.trainer.algorithm import Algorithm, find_algorithm
@@ -182,24 +182,32 @@ class TorchTrainer(WeightMethods):
         return result
 
     def save(self, path: str) -> None:
-        """Write the trainer's complete state into a folder; see `state`."""
-        save_state(
-            Path(path),
-            self._policy.model,
-            self._learner.optimizer,
-            num_optimizer_steps=self._learner.num_optimizer_steps,
-            is_writer=self._ranks.is_first,
-        )
+        """Write the trainer's complete state into a folder; see `state`.
+
+        Raises:
+            CheckpointError: it cannot be written; raised on every rank, so that none waits for the
+                one that writes.
+        """
         critic = self._learner.critic
+        states: list[tuple[Path, Any, Any]] = [
+            (Path(path), self._policy.model, self._learner.optimizer)
+        ]
         if critic is not None:
-            save_state(
-                Path(path) / CRITIC_FOLDER,
-                critic.model.model,
-                critic.optimizer,
-                num_optimizer_steps=self._learner.num_optimizer_steps,
-                is_writer=self._ranks.is_first,
-            )
-        self._ranks.wait()
+            states.append((Path(path) / CRITIC_FOLDER, critic.model.model, critic.optimizer))
+        failure: CheckpointError | None = None
+        for folder, model, optimizer in states:
+            try:
+                save_state(
+                    folder,
+                    model,
+                    optimizer,
+                    num_optimizer_steps=self._learner.num_optimizer_steps,
+                    is_writer=self._ranks.is_first,
+                )
+            except CheckpointError as error:
+                failure = error
+        if self._ranks.max(int(failure is not None)):
+            raise failure or CheckpointError("rank 0 could not write its state", where=path)
 
     def load(self, path: str) -> None:
         """Go on from what `save` wrote; CheckpointError when that is not possible."""
