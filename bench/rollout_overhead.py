@@ -1,6 +1,7 @@
 """What one sample costs the driver: 512 prompt tokens, 8,192 response tokens with log-probs.
 
     python bench/rollout_overhead.py [--samples 1024] [--tokens 8192] [--in-flight 256]
+    python bench/rollout_overhead.py --stream-interval 64 [--cumulative]    answers in pieces
     python bench/rollout_overhead.py --burst 4096 [--tokens 8192]    is the event loop free?
 
 A stub engine in a process of its own answers every request with the same bytes, so that nearly all
@@ -8,6 +9,9 @@ time is the driver's. The driver is the real one: engine pool and client, parsin
 segments, group, collector, ledger, metrics. Reported is CPU time per sample (the wall clock also
 shows the stub and whatever else the machine does), where it goes, and how late the event loop
 was at most.
+
+With `--stream-interval` answers come in pieces of so many tokens: each with what is new, as the
+embedded engine sends them, or with everything so far, as SGLang does without its flag.
 
 A burst has that many requests in flight before the first is answered. It is run twice: all answers
 come at once; and one group is answered, the batch is full, and all others are aborted, whose
@@ -41,7 +45,7 @@ GROUP_SIZE = 8
 HEARTBEAT_S = 0.001
 
 
-def answer_bytes(num_tokens: int, finish: dict[str, Any]) -> bytes:
+def answer_bytes(num_tokens: int, finish: dict[str, Any] | None) -> bytes:
     draw = random.Random(0)
     ids = [draw.randrange(3, 150_000) for _ in range(num_tokens)]
     meta = {
@@ -56,17 +60,54 @@ def answer_bytes(num_tokens: int, finish: dict[str, Any]) -> bytes:
     return orjson.dumps({"text": text, "output_ids": ids, "meta_info": meta})
 
 
-def serve_stub(num_tokens: int, num_held: int, num_answered: int) -> None:
+def pieces_of(num_tokens: int, interval: int, *, is_cumulative: bool) -> list[bytes]:
+    """The server-sent events of one streamed answer."""
+    whole = orjson.loads(answer_bytes(num_tokens, {"type": "length", "length": num_tokens}))
+    meta = whole["meta_info"]
+    events, start = [], 0
+    for end in [*range(1, num_tokens, interval), num_tokens]:
+        begin = 0 if is_cumulative else start
+        piece = {
+            "text": whole["text"][begin * 5 // 2 : end * 5 // 2],
+            "output_ids": whole["output_ids"][begin:end],
+            "meta_info": {
+                **meta,
+                "finish_reason": meta["finish_reason"] if end == num_tokens else None,
+                "completion_tokens": end,
+                "weight_version": "0",
+                "output_token_logprobs": meta["output_token_logprobs"][begin:end],
+                "weight_versions": [{"version": "0", "start": 0, "end": end}],
+            },
+        }
+        events.append(b"data: " + orjson.dumps(piece) + b"\n\n")
+        start = end
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def serve_stub(
+    num_tokens: int, num_held: int, num_answered: int, interval: int, is_cumulative: bool
+) -> None:
     """The engine. The first `num_held` requests are answered when all of them have come: the first
     `num_answered` of them finished, the others when they are aborted. Later ones at once."""
     whole = answer_bytes(num_tokens, {"type": "length", "length": num_tokens})
     cut = answer_bytes(num_tokens // 2, {"type": "abort", "message": "aborted"})
+    pieces = pieces_of(num_tokens, interval, is_cumulative=is_cumulative) if interval else []
     all_came, is_aborted = asyncio.Event(), asyncio.Event()
     num_came = 0
 
-    async def generate(request: web.Request) -> web.Response:
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(0)  # pieces of different answers come in turn
+        return response
+
+    async def generate(request: web.Request) -> web.StreamResponse:
         nonlocal num_came
         await request.read()
+        if pieces:
+            return await stream(request)
         number, num_came = num_came, num_came + 1
         if num_came >= num_held:
             all_came.set()
@@ -144,12 +185,15 @@ class Job:
     limit: int
     num_held: int = 0
     num_answered: int = 0
+    stream_interval: int | None = None
+    is_cumulative: bool = False
 
 
 @contextmanager
 def stub_engine(job: Job) -> Iterator[str]:
     """The engine in a process of its own; its URL."""
-    arguments = [str(n) for n in (job.num_tokens, job.num_held, job.num_answered)]
+    numbers = (job.num_tokens, job.num_held, job.num_answered, job.stream_interval or 0)
+    arguments = [str(n) for n in (*numbers, int(job.is_cumulative))]
     command = [sys.executable, __file__, "--stub", *arguments]
     stub = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
@@ -226,7 +270,12 @@ async def collect(job: Job, url: str, folder: Path, watch: PhaseWatch | None) ->
     from rollmill.config.engine import EngineConfig
     from rollmill.engine.pool import EnginePool
 
-    engine = EngineConfig(urls=(url,), max_concurrent_requests=job.limit, health_interval_s=60)
+    engine = EngineConfig(
+        urls=(url,),
+        max_concurrent_requests=job.limit,
+        health_interval_s=60,
+        stream_interval=job.stream_interval,
+    )
     async with EnginePool(engine, model_path="none", run_dir=folder) as pool:
         manager, context = rollout_side(job, pool, folder)
         worst = {"clock": 0.0, "cpu": 0.0}
@@ -277,9 +326,11 @@ def start_watch() -> Stopwatch:
     import rollmill.engine.client as client
     import rollmill.rollout.manager as manager
     from rollmill.data.ledger import Ledger
+    from rollmill.engine.stream import StreamedAnswer
     from rollmill.rollout.generate import GenerateContext
 
     watch = Stopwatch()
+    watch.wrap(StreamedAnswer, "feed", "take pieces")
     watch.wrap(client, "parse_generate", "decode and check answers")
     watch.wrap(client, "encode", "encode requests")
     watch.wrap(GenerateContext, "_append", "segments and text")
@@ -338,17 +389,23 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--burst", type=int, default=0)
     parser.add_argument("--part", choices=("answers", "abort"), help=argparse.SUPPRESS)
-    parser.add_argument("--stub", nargs=3, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--stream-interval", type=int)
+    parser.add_argument("--cumulative", action="store_true")
+    parser.add_argument("--stub", nargs=5, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     from rollmill.engine.open_files import raise_limit
 
     raise_limit()
     burst, tokens = options.burst, options.tokens
     if options.stub:
-        serve_stub(*options.stub)
+        *numbers, is_cumulative = options.stub
+        serve_stub(*numbers, is_cumulative=bool(is_cumulative))
     elif not burst:
         freeze()
-        report_overhead(Job(options.samples, options.samples, tokens, options.in_flight))
+        job = Job(options.samples, options.samples, tokens, options.in_flight)
+        report_overhead(
+            replace(job, stream_interval=options.stream_interval, is_cumulative=options.cumulative)
+        )
     elif options.part == "answers":
         freeze()
         report_burst(Job(burst, burst, tokens, burst, burst, burst), "all answers at once")

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from conformance_helpers import until_running
+from conformance_helpers import streaming, until_running
 
 from rollmill.engine.client import EngineClient
 from rollmill.engine.errors import EngineRefused
 from rollmill.engine.http import new_session
+from rollmill.engine.stream import StreamedAnswer
 from rollmill.engine.types import FinishReason
 
 PROMPT = [5, 9, 12, 7, 33]
@@ -204,5 +205,53 @@ def test_a_stream_is_cumulative_and_ends_with_done(run: Any) -> None:
         assert lengths == sorted(lengths)
         assert lengths[-1] == 8
         assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+    run(body)
+
+
+@pytest.mark.parametrize("interval", [1, 4, 50])
+def test_a_streamed_answer_equals_the_one_that_comes_whole(
+    run: Any, target: Any, interval: int
+) -> None:
+    async def body(client: EngineClient) -> None:
+        async with streaming(client.url, interval) as streamer:
+            for number, params in enumerate((greedy(1), greedy(13), greedy(20))):
+                whole = await client.generate(f"w{number}", PROMPT, params)
+                pieces = StreamedAnswer("here")
+                result = await streamer.generate(f"s{number}", PROMPT, params, streamed=pieces)
+                assert result.token_ids.tolist() == whole.token_ids.tolist()
+                np.testing.assert_allclose(result.log_probs, whole.log_probs, atol=target.tolerance)
+                assert result.spans == whole.spans
+                assert result.finish is whole.finish
+                assert result.counters.prompt_tokens == whole.counters.prompt_tokens
+                assert result.text in ("", whole.text)
+
+    run(body)
+
+
+def test_what_has_arrived_of_a_stream_is_the_beginning_of_the_answer(run: Any, target: Any) -> None:
+    """The caller goes away in mid-answer; the tokens until then are whole, and a second request
+    goes on from them."""
+
+    async def body(client: EngineClient) -> None:
+        whole = await client.generate("w", PROMPT, greedy(200))
+        async with streaming(client.url, 4) as streamer:
+            pieces = StreamedAnswer("here")
+            call = asyncio.create_task(streamer.generate("s", PROMPT, greedy(200), streamed=pieces))
+            while pieces.num_tokens < 9:
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0.002))])
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        part = pieces.kept(max_new_tokens=200, oldest_version=None)
+        assert part is not None
+        assert part.num_tokens >= 9
+        number = part.num_tokens
+        assert part.token_ids.tolist() == whole.token_ids.tolist()[:number]
+        np.testing.assert_allclose(part.log_probs, whole.log_probs[:number], atol=target.tolerance)
+        assert part.versions == whole.versions
+        rest = await client.generate("r", [*PROMPT, *part.token_ids.tolist()], greedy(1))
+        np.testing.assert_allclose(
+            rest.log_probs[0], whole.log_probs[number], atol=target.tolerance
+        )
 
     run(body)

@@ -255,6 +255,54 @@ def test_abort_returns_what_was_written(llama_folder: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_stream_in_increments_adds_up_to_the_answer(llama_folder: Path) -> None:
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            params = {"max_new_tokens": 12, "ignore_eos": True, "stream_interval": 4}
+            body: dict[str, Any] = {
+                "input_ids": PROMPT,
+                "sampling_params": params | {"sampling_seed": 3},
+                "return_logprob": True,
+                "top_logprobs_num": 2,
+            }
+            whole = await post(client, "/generate", body)
+            body |= {"stream": True, "incremental_streaming_output": True}
+            async with client.post("/generate", json=body) as response:
+                pieces = await events(response)
+        metas = [piece["meta_info"] for piece in pieces]
+        assert [meta["completion_tokens"] for meta in metas] == [1, 5, 9, 12]
+        assert [len(piece["output_ids"]) for piece in pieces] == [1, 4, 4, 3]
+        assert [i for piece in pieces for i in piece["output_ids"]] == whole["output_ids"]
+        assert "".join(piece["text"] for piece in pieces) == whole["text"]
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert [entry for meta in metas for entry in meta[name]] == whole["meta_info"][name]
+        assert [meta["weight_versions"] for meta in metas] == [
+            [{"version": "v0", "start": 0, "end": end}] for end in (1, 5, 9, 12)
+        ]
+        assert [meta["finish_reason"] for meta in metas[:-1]] == [None] * 3
+
+    asyncio.run(run())
+
+
+def test_random_numbers_go_on_after_an_offset(llama_folder: Path) -> None:
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            params = {"max_new_tokens": 20, "sampling_seed": 11, "ignore_eos": True}
+            body: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": params}
+            whole = (await post(client, "/generate", body))["output_ids"]
+            rest = body | {
+                "input_ids": PROMPT + whole[:8],
+                "sampling_params": params | {"max_new_tokens": 12},
+            }
+            gone_on = await post(client, "/generate", rest | {"sampling_offset": 8})
+            assert gone_on["output_ids"] == whole[8:]
+            assert (await post(client, "/generate", rest))["output_ids"] != whole[8:]
+            await refused(client, "/generate", rest | {"sampling_offset": -1})
+            await refused(client, "/generate", rest | {"sampling_offset": len(PROMPT) + 9})
+
+    asyncio.run(run())
+
+
 def test_abort_all_ends_streams_and_batches(llama_folder: Path) -> None:
     async def run() -> None:
         async with serving(llama_folder, max_running_requests=2) as client:

@@ -29,8 +29,8 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The request id as the client's caller gave it, without the client's end mark."""
-        return self.rid.split(";")[0]
+        """The request id as the client's caller gave it, without the marks of the wire."""
+        return re.split("[;~|]", self.rid)[0]
 
     @property
     def max_new_tokens(self) -> int:
@@ -40,8 +40,9 @@ class Call:
 class FaultKind(StrEnum):
     HTTP = "http"  # answer `status` instead of generating
     HANG = "hang"  # never answer, deaf to aborts
-    CUT = "cut"  # close the connection without an answer
+    CUT = "cut"  # close the connection, after `after` streamed tokens or without any answer
     STALL = "stall"  # write `after` tokens, then wait for an abort
+    STREAM_ERROR = "stream_error"  # after `after` streamed tokens, an error of `status`
     MALFORMED_JSON = "malformed_json"
     MISSING_FIELD = "missing_field"  # no meta_info
     MISSING_LOG_PROBS = "missing_log_probs"
@@ -76,6 +77,14 @@ class Fault:
             or (self.rid is not None and re.search(self.rid, call.name) is not None)
             or (self.rate is not None and _unit(seed, self.kind, call.rid) < self.rate)
         )
+
+
+class Pieces(StrEnum):
+    """How a streamed answer is cut."""
+
+    EMBEDDED = "embedded"  # what is new, when that is asked for, with the versions so far
+    CUMULATIVE = "cumulative"  # everything so far: SGLang
+    INCREMENTAL = "incremental"  # what is new: SGLang with a flag
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,7 @@ class Script:
 
     `length`: a number, a distribution, or a function of the call; the last token of an answer
     shorter than max_new_tokens is `eos_id`. `tokens`: overrides the tokens (without the eos).
+    `pieces`: how streamed answers are cut.
     `token_s`: seconds per token; 0 answers at once. `max_running`: more requests queue.
     """
 
@@ -126,6 +136,7 @@ class Script:
     eos_id: int = 2
     max_running: int | None = None
     version: str = "0"
+    pieces: Pieces | str = Pieces.EMBEDDED
     faults: tuple[Fault, ...] = field(default=())
 
     @classmethod

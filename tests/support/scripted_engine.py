@@ -29,6 +29,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 from engine_script import Call, Fault, FaultKind, Script, log_prob_of
+from scripted_stream import Stream
 
 
 class Running:
@@ -203,7 +204,8 @@ class ScriptedEngine:
         fault = self._fault(call)
         if fault is not None and (response := await self._refuse(fault, request)) is not None:
             return response
-        return await self._answer(call, fault, bool(body.get("return_logprob")))
+        stream = Stream(request, self.script, body) if body.get("stream") else None
+        return await self._answer(call, fault, bool(body.get("return_logprob")), stream)
 
     async def _refuse(self, fault: Fault, request: web.Request) -> web.StreamResponse | None:
         """Faults that come instead of generating."""
@@ -211,18 +213,19 @@ class ScriptedEngine:
             return _error(fault.status, f"scripted {fault.status}")
         if fault.kind == FaultKind.HANG:
             await asyncio.Event().wait()
-        if fault.kind == FaultKind.CUT:
+        if fault.kind == FaultKind.CUT and not fault.after:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()
         return None
 
     async def _answer(
-        self, call: Call, fault: Fault | None, return_logprob: bool
+        self, call: Call, fault: Fault | None, return_logprob: bool, stream: Stream | None
     ) -> web.StreamResponse:
         await self.wait_until(lambda: not self.is_paused)  # held at the front door, as SGLang does
         tokens, stops = self.script.answer(call)
-        limit = fault.after if fault is not None and fault.kind == FaultKind.STALL else None
+        stalls = (FaultKind.STALL, FaultKind.CUT, FaultKind.STREAM_ERROR)
+        limit = fault.after if fault is not None and fault.kind in stalls else None
         run = Running(call, tokens, stops, limit)
         self.running[call.rid] = run
         self.max_running_seen = max(self.max_running_seen, len(self.running))
@@ -230,18 +233,42 @@ class ScriptedEngine:
         try:
             if fault is not None and fault.kind == FaultKind.EMPTY_ABORT:
                 run.abort()
+            elif stream is not None:
+                await self._write_streamed(run, stream, fault)
             else:
                 await self._write(run)
         finally:
             self.running.pop(call.rid, None)
             self._wake_all()  # a slot is free
+        if stream is not None:
+            return await stream.end(self._describe(run, return_logprob), fault)
         answer = self._describe(run, return_logprob)
         return _mangled(answer, fault, call) if fault is not None else _json(answer)
+
+    async def _write_streamed(self, run: Running, stream: Stream, fault: Fault | None) -> None:
+        """Write, and send pieces on the way; returns early when the stream is to break."""
+        breaks = fault is not None and fault.kind in (FaultKind.CUT, FaultKind.STREAM_ERROR)
+        await stream.start()
+        writing = asyncio.create_task(self._write(run))
+        try:
+            while not writing.done():
+                changed = asyncio.create_task(self._changed.wait())
+                # the last token comes with the reason for the end
+                number = run.done if run.is_stalled_at_limit else run.done - 1
+                await stream.send(self._describe(run, True), number)
+                if breaks and run.done == run.limit:
+                    return
+                await asyncio.wait({writing, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(self, run: Running) -> None:
         """Advance with time, whatever pauses, holds, aborts and weight updates come between."""
         clock = asyncio.get_running_loop().time
         while run.abort_message is None and (run.done < run.limit or run.is_stalled_at_limit):
+            self._notify()
             run.wake.clear()
             if self.is_paused or self._is_held or not self._has_slot(run) or run.done == run.limit:
                 await run.wake.wait()

@@ -66,6 +66,10 @@ class EngineConfig(Section):
     max_restarts: int = Field(3, ge=0)
     """Starts of a dead engine that may fail in a row before it is given up; when all engines
     are, the run stops. Engines given by `urls` are waited for instead."""
+    stream_interval: int | None = Field(None, ge=1)
+    """Have answers come in pieces of so many tokens, so that an engine that dies loses fewer than
+    that: another one goes on from the tokens that arrived. null has answers come whole; those of
+    a dead engine are then written from their start again. See docs/engines.md for the cost."""
     return_routed_experts: bool = False
     """Ask engines which experts each token used, and keep that with the sample: for models with
     experts. SGLang needs `--enable-return-routed-experts`; the SGLang router cannot carry it."""
@@ -88,6 +92,11 @@ class EngineConfig(Section):
         if self.return_routed_experts and self.router == "sglang":
             raise ValueError(
                 "engine.return_routed_experts: the SGLang router cannot carry it; expected "
+                "engine.router: none"
+            )
+        if self.stream_interval is not None and self.router == "sglang":
+            raise ValueError(
+                "engine.stream_interval: the SGLang router cannot carry it; expected "
                 "engine.router: none"
             )
         return self

@@ -5,7 +5,11 @@ without an answer (cancelled, timed out, tried again) has its request aborted on
 task outlives `close()`.
 
 Request ids. SGLang aborts by *prefix* of the request id, so aborting "5" would abort "51" as well.
-The client therefore ends every id on the wire with a mark, which makes ids prefix-free.
+The client therefore ends every id on the wire with a mark, which makes ids prefix-free. The number
+of a further try stands before the mark: aborting the try before ("5;") must not abort it ("5~1;").
+
+Streams. With `engine.stream_interval` answers come in pieces, so that what an engine has written is
+known when it dies; see `engine/stream.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from rollmill.engine.errors import (
 )
 from rollmill.engine.http import HttpChannel, encode
 from rollmill.engine.parse import parse_generate, parse_score
+from rollmill.engine.stream import StreamedAnswer
 from rollmill.engine.turns import Turns
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_calls import CONTROL_TIMEOUT_S, UPDATE_TIMEOUT_S, WeightCalls
@@ -43,6 +48,7 @@ MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
 ROUTING_HEADER = "x-smg-routing-key"
 """The SGLang router keeps requests with one key on one engine."""
 END_OF_RID = ";"
+BEFORE_TRY = "~"
 ABORT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 
@@ -119,6 +125,8 @@ class EngineClient:
         session_id: str | None = None,
         return_routed_experts: bool = False,
         oldest_version: int | None = None,
+        num_before: int = 0,
+        streamed: StreamedAnswer | None = None,
     ) -> GenerateResult:
         """Let the engine write an answer.
 
@@ -129,6 +137,10 @@ class EngineClient:
             session_id: routing key, for routers in front of engines.
             return_routed_experts: ask for the experts that each token used.
             oldest_version: tokens of earlier weights are an error; None takes any.
+            num_before: how many of the last tokens of `input_ids` an earlier call with the same
+                `sampling_seed` wrote: its random numbers go on, as if it had not been interrupted.
+            streamed: where a streamed answer is put as it arrives, for a caller who wants what
+                there is of it when the call fails.
 
         Raises:
             EngineCallError: a subclass says why there is no valid answer.
@@ -141,20 +153,53 @@ class EngineClient:
         }
         if return_routed_experts:
             payload["return_routed_experts"] = True
+        if num_before:
+            payload["sampling_offset"] = num_before
         headers = {ROUTING_HEADER: session_id} if session_id is not None else None
-        body = await self._generate_call(rid, payload, headers)
+        where = f"request {rid} on {self.url}"
+        body: bytes | Sequence[bytes]
+        if self._config.stream_interval is None:
+            body = await self._generate_call(rid, payload, headers)
+        else:
+            streamed = streamed or StreamedAnswer(where)
+            body = await self._stream(rid, payload, headers, streamed)
         await self._turns.take()
         return parse_generate(
             body,
-            where=f"request {rid} on {self.url}",
+            where=where,
             max_new_tokens=int(sampling["max_new_tokens"]),
             num_prompt_tokens=len(token_ids),
             oldest_version=oldest_version,
             experts_shape=self._experts_shape if return_routed_experts else None,
         )
 
+    async def _stream(
+        self,
+        rid: str,
+        payload: dict[str, Any],
+        headers: Mapping[str, str] | None,
+        streamed: StreamedAnswer,
+    ) -> Sequence[bytes]:
+        """The pieces of the whole answer, after they went through `streamed`."""
+        payload["sampling_params"] = {
+            **payload["sampling_params"],
+            "stream_interval": self._config.stream_interval,
+        }
+        payload["stream"] = True
+        payload["incremental_streaming_output"] = True  # SGLang reads its own flag instead
+        try:
+            await self._generate_call(rid, payload, headers, streamed)
+        except EngineUnreachable:
+            if not streamed.is_finished:
+                raise
+        return streamed.pieces
+
     async def _generate_call(
-        self, rid: str, payload: dict[str, Any], headers: Mapping[str, str] | None
+        self,
+        rid: str,
+        payload: dict[str, Any],
+        headers: Mapping[str, str] | None,
+        streamed: StreamedAnswer | None = None,
     ) -> bytes:
         if rid in self._wire_rids:
             raise ValueError(f"request id {rid!r} is in flight already")
@@ -163,20 +208,31 @@ class EngineClient:
             """Each try has an id of its own: the engine may still be at work on the last one."""
             if attempt:
                 self._abort_later(self._wire_rids[rid])
-            wire_rid = f"{rid}{END_OF_RID}{attempt}{END_OF_RID}" if attempt else rid + END_OF_RID
+            wire_rid = f"{rid}{BEFORE_TRY}{attempt}{END_OF_RID}" if attempt else rid + END_OF_RID
             self._wire_rids[rid] = wire_rid
+            if streamed is not None:
+                streamed.restart()
             return encode({"rid": wire_rid, **payload})
 
         self._wire_rids[rid] = rid + END_OF_RID
         try:
-            return await self._http.call(
+            answer = await self._http.call(
                 "POST",
                 "/generate",
                 body,
                 timeout_s=self._config.request_timeout_s,
                 headers=headers,
                 is_patient=True,
+                sink=None if streamed is None else streamed.feed,
             )
+            if streamed is not None and not streamed.is_finished:
+                raise EngineUnreachable(
+                    "the engine's stream ended before its answer did",
+                    where=f"request {rid} on {self.url}",
+                    expected="a last piece with a finish_reason",
+                    found=f"{streamed.num_tokens} tokens",
+                )
+            return answer
         except (asyncio.CancelledError, EngineTimeout, EngineUnreachable):
             self._abort_later(self._wire_rids[rid])
             raise

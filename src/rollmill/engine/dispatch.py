@@ -2,12 +2,17 @@
 
 Invariants: a request that `abort_all` finds is never sent (again); a request whose engine died is
 sent to another one, but not for ever, since it may be what kills them; a result is handed out only
-after its weight versions were checked.
+after its weight versions were checked. With `engine.stream_interval`, tokens that came before the
+engine died are part of the answer, and the other one goes on from them (`engine/resume.py`).
+
+Policy: tokens of a dead engine that do not pass the checks are dropped, with a warning, and the
+request starts afresh.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,11 +23,25 @@ from rollmill.config.engine import EngineConfig
 from rollmill.engine.admission import Admission
 from rollmill.engine.balance import Balancer
 from rollmill.engine.client import EngineClient
-from rollmill.engine.errors import EngineLost, EngineTimeout, EngineUnreachable, WrongVersion
+from rollmill.engine.errors import (
+    EngineLost,
+    EngineTimeout,
+    EngineUnreachable,
+    MalformedAnswer,
+    WrongVersion,
+)
 from rollmill.engine.flights import Flights
+from rollmill.engine.resume import Unfinished
+from rollmill.engine.stream import StreamedAnswer
 from rollmill.engine.types import FinishReason, GenerateResult
 from rollmill.engine.weight_state import WeightState
 from rollmill.sample import IntArray, int_array
+
+logger = logging.getLogger(__name__)
+
+BEFORE_RESEND = "|"
+"""Stands in a request's id before the number of times that it was sent again: what an engine is
+told about one sending must not be taken for another."""
 
 MAX_DEATHS_PER_REQUEST = 3
 """A request whose engine died this often is failed. Two may be bad luck: the second engine was dead
@@ -49,9 +68,15 @@ class Request:
     limit: str | None
     score_from: int | None = None
 
-    def cost(self, token_ids: IntArray) -> int:
-        """Tokens of context plus the most that may be written."""
-        return len(token_ids) + int(self.sampling["max_new_tokens"])
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sending:
+    """One try of a request on one engine, before which weights `oldest` were current."""
+
+    rid: str
+    lane: Lane
+    oldest: int | None
+    streamed: StreamedAnswer | None
 
 
 class Lane(Protocol):
@@ -96,6 +121,7 @@ class Dispatcher:
         config: EngineConfig,
     ) -> None:
         self.num_redispatched = 0
+        self.num_kept_tokens = 0
         self._lanes = lanes
         self._weights = weights
         self._admission = admission
@@ -160,14 +186,14 @@ class Dispatcher:
 
     async def _until_answered(self, request: Request) -> GenerateResult:
         num_tries = num_deaths = 0
-        token_ids = int_array(request.input_ids)
-        cost = request.cost(token_ids)
+        work = Unfinished(int_array(request.input_ids), request.sampling)
         while True:
-            lane = await self._pick(request, cost)
+            lane = await self._pick(request, work.cost)
             if lane is None:
-                return GenerateResult.aborted_before_start()
+                return work.written
+            sending = self._sending(request, lane, num_tries)
             try:
-                return await self._send(lane, request, token_ids, cost)
+                return work.finish(await self._send(sending, request, work))
             except (EngineLost, EngineUnreachable) as error:
                 num_tries += 1
                 if isinstance(error, EngineLost):
@@ -178,29 +204,56 @@ class Dispatcher:
                 if self._is_closed or is_last or num_deaths >= MAX_DEATHS_PER_REQUEST:
                     raise
                 self.num_redispatched += 1
+                self._keep(sending, work)
+                if not work.num_left:
+                    return work.finish_at_limit()
             except WrongVersion as error:
                 lane.outdate(str(error))
                 raise
 
-    async def _send(
-        self, lane: Lane, request: Request, token_ids: IntArray, cost: int
-    ) -> GenerateResult:
-        oldest = self._weights.version
+    def _sending(self, request: Request, lane: Lane, num_before: int) -> _Sending:
+        rid = f"{request.rid}{BEFORE_RESEND}{num_before}" if num_before else request.rid
+        is_streamed = self._config.stream_interval is not None and request.score_from is None
+        streamed = StreamedAnswer(_where(rid, lane)) if is_streamed else None
+        return _Sending(rid, lane, self._weights.version, streamed)
+
+    async def _send(self, sending: _Sending, request: Request, work: Unfinished) -> GenerateResult:
+        """What one engine writes to go on from `work`."""
+        lane, token_ids = sending.lane, work.context()
         if request.score_from is not None:
-            work = _scored(lane.client, token_ids, request.score_from)
+            call = _scored(lane.client, token_ids, request.score_from)
         else:
-            work = lane.client.generate(
-                request.rid,
+            call = lane.client.generate(
+                sending.rid,
                 token_ids,
-                request.sampling,
+                work.sampling_left(),
                 session_id=request.session_id,
                 return_routed_experts=request.return_routed_experts,
-                oldest_version=oldest,
+                oldest_version=sending.oldest,
+                num_before=work.num_before,
+                streamed=sending.streamed,
             )
-        result = await lane.flights.carry(request.rid, cost, work)
-        where = f"request {request.rid} on {lane.client.url}"
-        self._weights.check(result, oldest, where=where)
+        result = await lane.flights.carry(sending.rid, work.cost, call)
+        self._weights.check(result, sending.oldest, where=_where(sending.rid, lane))
         return result
+
+    def _keep(self, sending: _Sending, work: Unfinished) -> None:
+        """Add what a lost engine has written to `work`, if it was streamed and may be kept."""
+        if sending.streamed is None or not work.can_go_on:
+            return
+        where = _where(sending.rid, sending.lane)
+        try:
+            part = sending.streamed.kept(
+                max_new_tokens=work.num_left, oldest_version=sending.oldest
+            )
+            if part is None:
+                return
+            self._weights.check(part, sending.oldest, where=where)
+        except (MalformedAnswer, WrongVersion) as error:
+            logger.warning("tokens of an engine that was lost are dropped: %s", error)
+            return
+        work.keep(part)
+        self.num_kept_tokens += part.num_tokens
 
     async def _pick(self, request: Request, cost: int) -> Lane | None:
         """The engine for this request, waited for; None when the request was aborted meanwhile."""
@@ -228,6 +281,10 @@ class Dispatcher:
 
     def _phases(self) -> str:
         return "; ".join(lane.describe() for lane in self._lanes)
+
+
+def _where(rid: str, lane: Lane) -> str:
+    return f"request {rid} on {lane.client.url}"
 
 
 async def _scored(client: EngineClient, token_ids: IntArray, start: int) -> GenerateResult:

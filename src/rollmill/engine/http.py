@@ -46,6 +46,20 @@ def encode(payload: Mapping[str, Any]) -> bytes:
     return orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+class StatusInStream(Exception):
+    """The engine reported a failure inside a 200 answer that it streams.
+
+    Args:
+        status: the HTTP status that it stands for.
+        body: the error body.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
 class HttpChannel:
     """Calls to one engine.
 
@@ -72,6 +86,7 @@ class HttpChannel:
         headers: Mapping[str, str] | None = None,
         is_patient: bool = False,
         max_retries: int | None = None,
+        sink: Callable[[bytes], None] | None = None,
     ) -> bytes:
         """One call, retried where that is safe; returns the body of the 2xx answer.
 
@@ -83,6 +98,9 @@ class HttpChannel:
             headers: further headers.
             is_patient: wait and try again on 429/503, as long as the deadline allows.
             max_retries: overrides the channel's.
+            sink: gets the body of a 2xx answer piece by piece as it arrives; b"" is returned then.
+                It may raise `StatusInStream`. A connection that breaks after the first piece is
+                not tried again.
 
         Raises:
             EngineTimeout, EngineUnreachable, EngineRefused, EngineFailed: see `engine/errors.py`.
@@ -90,7 +108,7 @@ class HttpChannel:
         limit = self._max_retries if max_retries is None else max_retries
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._tries(method, path, body, headers, is_patient, limit)
+                return await self._tries(method, path, body, headers, is_patient, limit, sink)
         except TimeoutError:
             raise EngineTimeout(
                 "the engine did not answer in time",
@@ -107,6 +125,7 @@ class HttpChannel:
         headers: Mapping[str, str] | None,
         is_patient: bool,
         max_retries: int,
+        sink: Callable[[bytes], None] | None,
     ) -> bytes:
         num_breaks = 0
         attempt = 0
@@ -115,31 +134,46 @@ class HttpChannel:
                 await self._wait_while_busy()
             content = body(attempt) if callable(body) else body
             attempt += 1
-            outcome = await self._once(method, path, content, headers)
+            outcome = await self._once(method, path, content, headers, sink)
             if isinstance(outcome, bytes):
                 return outcome
             if is_patient and outcome.verdict is Verdict.BUSY:
                 now = asyncio.get_running_loop().time()
                 await asyncio.sleep(self._throttle.busy(now, self._jitter, outcome.retry_after_s))
-            elif outcome.verdict is Verdict.BROKEN_GATEWAY and num_breaks < max_retries:
+            elif outcome.may_retry and num_breaks < max_retries:
                 await asyncio.sleep(backoff_delay(num_breaks, self._jitter))
                 num_breaks += 1
             else:
                 raise outcome.error
 
     async def _once(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+        sink: Callable[[bytes], None] | None,
     ) -> bytes | _Failure:
         """The body of a 2xx answer, or what went wrong."""
         where = f"{method} {self.url}{path}"
         all_headers = {"Content-Type": "application/json", **(headers or {})}
+        retry_after_s = None
+        has_begun = False
         try:
             async with self._session.request(
                 method, self.url + path, data=body, headers=all_headers
             ) as response:
-                content = await response.read()
                 status = response.status
                 retry_after_s = _seconds(response.headers.get("Retry-After"))
+                if sink is not None and judge_status(status) is Verdict.DONE:
+                    async for piece in response.content.iter_any():
+                        has_begun = True
+                        sink(piece)
+                    content = b""
+                else:
+                    content = await response.read()
+        except StatusInStream as failed:
+            status, content = failed.status, failed.body
         except (aiohttp.ClientError, ConnectionError) as error:
             lost = EngineUnreachable(
                 "the connection to the engine failed",
@@ -147,12 +181,13 @@ class HttpChannel:
                 found=f"{type(error).__name__}: {error}",
                 fix="see the engine's log, and whether the address is right",
             )
-            return _Failure(Verdict.BROKEN_GATEWAY, lost, None)
+            return _Failure(Verdict.BROKEN_GATEWAY, lost, None, has_begun)
         verdict = judge_status(status)
         if verdict is Verdict.DONE:
             self._throttle.served()
             return content
-        return _Failure(verdict, _status_error(verdict, status, content, where), retry_after_s)
+        failure = _status_error(verdict, status, content, where)
+        return _Failure(verdict, failure, retry_after_s, has_begun)
 
     async def _wait_while_busy(self) -> None:
         loop = asyncio.get_running_loop()
@@ -165,14 +200,24 @@ class HttpChannel:
 class _Failure:
     """A try that did not end in a 2xx answer."""
 
-    __slots__ = ("error", "retry_after_s", "verdict")
+    __slots__ = ("error", "has_begun", "retry_after_s", "verdict")
 
     def __init__(
-        self, verdict: Verdict, error: EngineCallError, retry_after_s: float | None
+        self,
+        verdict: Verdict,
+        error: EngineCallError,
+        retry_after_s: float | None,
+        has_begun: bool,
     ) -> None:
         self.verdict = verdict
         self.error = error
         self.retry_after_s = retry_after_s
+        self.has_begun = has_begun
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether a connection broke before any of the answer had arrived."""
+        return self.verdict is Verdict.BROKEN_GATEWAY and not self.has_begun
 
 
 def _status_error(verdict: Verdict, status: int, body: bytes, where: str) -> EngineCallError:

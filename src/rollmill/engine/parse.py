@@ -1,19 +1,19 @@
 """Answers of `/generate`, from bytes to checked values. Pure: no I/O, no state.
 
 Engines are other people's programs and can be old, patched or broken, so nothing of an answer is
-believed before it is checked: shape by msgspec, content here. A failed check is a
-`MalformedAnswer` (or `WrongVersion`) that says what was expected and what was found.
+believed before it is checked: its shape in `engine/answer.py`, its content here. A failed check is
+a `MalformedAnswer` (or `WrongVersion`) that says what was expected and what was found.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
+from rollmill.engine.answer import Answer, Finish, Span, Written, decode_answer, decode_pieces
 from rollmill.engine.errors import MalformedAnswer, WrongVersion
 from rollmill.engine.types import FinishReason, GenerateResult, VersionSpan
 from rollmill.sample import EngineCounters, FloatArray, IntArray, float_array, int_array
@@ -28,56 +28,8 @@ LOWEST_LOG_PROB = -1e30
 """Below this is no log-prob but a stand-in for minus infinity."""
 
 
-class _Finish(msgspec.Struct):
-    type: str
-
-
-class _Span(msgspec.Struct):
-    version: str
-    start: int
-    end: int
-
-
-class _Written(msgspec.Struct, array_like=True, gc=False):
-    """`[log_prob, token, text]`. Answers have thousands: the garbage collector is kept off them."""
-
-    log_prob: float
-    token: int
-    text: Any
-
-
-class _Read(msgspec.Struct, array_like=True, gc=False):
-    """The same for a token of the context; the first one has no log-prob."""
-
-    log_prob: float | None
-    token: int
-    text: Any
-
-
-class _Meta(msgspec.Struct):
-    finish_reason: _Finish | None
-    output_token_logprobs: list[_Written] | None = None
-    input_token_logprobs: list[_Read] | None = None
-    weight_versions: list[_Span] | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    num_retractions: int = 0
-    spec_num_proposed_drafts: int = 0
-    spec_num_correct_drafts: int = 0
-    routed_experts: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    output_ids: list[int]
-    meta_info: _Meta
-    text: str = ""
-
-
-_decoder = msgspec.json.Decoder(_Answer)
-
-
 def parse_generate(
-    body: bytes,
+    body: bytes | Sequence[bytes],
     *,
     where: str,
     max_new_tokens: int,
@@ -88,7 +40,7 @@ def parse_generate(
     """Check and convert the answer to one `/generate` call.
 
     Args:
-        body: the response body.
+        body: the response body; or the pieces of a streamed one, in order, each token once.
         where: engine and request, for error messages.
         max_new_tokens: as asked; more is an error.
         num_prompt_tokens: as sent; needed for the shape of routed experts.
@@ -100,7 +52,26 @@ def parse_generate(
         MalformedAnswer: the answer breaks the protocol or the invariants of `GenerateResult`.
         WrongVersion: a version that is no whole number, or an older one than `oldest_version`.
     """
-    answer = _decode(body, where)
+    return check_generate(
+        decode_answer(body, where) if isinstance(body, bytes) else decode_pieces(body, where),
+        where=where,
+        max_new_tokens=max_new_tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        oldest_version=oldest_version,
+        experts_shape=experts_shape,
+    )
+
+
+def check_generate(
+    answer: Answer,
+    *,
+    where: str,
+    max_new_tokens: int,
+    num_prompt_tokens: int,
+    oldest_version: int | None = None,
+    experts_shape: tuple[int, int] | None = None,
+) -> GenerateResult:
+    """Check and convert a decoded answer; arguments and errors as of `parse_generate`."""
     meta = answer.meta_info
     finish = _finish(meta.finish_reason, where)
     token_ids = _token_ids(answer.output_ids, max_new_tokens, where)
@@ -135,7 +106,7 @@ def parse_score(body: bytes, token_ids: IntArray, *, where: str) -> FloatArray:
     Raises:
         MalformedAnswer: log-probs are missing, of other tokens, or not finite.
     """
-    entries = _decode(body, where).meta_info.input_token_logprobs
+    entries = decode_answer(body, where).meta_info.input_token_logprobs
     if entries is None or len(entries) < len(token_ids):
         raise MalformedAnswer(
             "the engine returned too few input log-probs",
@@ -176,19 +147,7 @@ def parse_version(text: str, *, allow_initial: bool, where: str) -> int:
     )
 
 
-def _decode(body: bytes, where: str) -> _Answer:
-    try:
-        return _decoder.decode(body)
-    except msgspec.DecodeError as error:  # ValidationError is one too
-        raise MalformedAnswer(
-            "the engine's answer is not a valid /generate response",
-            where=where,
-            expected="a JSON object with output_ids and meta_info",
-            found=f"{error}; the answer begins {body[:80]!r}",
-        ) from error
-
-
-def _finish(reason: _Finish | None, where: str) -> FinishReason:
+def _finish(reason: Finish | None, where: str) -> FinishReason:
     try:
         return FinishReason(reason.type if reason is not None else "")
     except ValueError:
@@ -222,7 +181,7 @@ def _token_ids(ids: list[int], max_new_tokens: int, where: str) -> IntArray:
     return token_ids
 
 
-def _log_probs(entries: list[_Written] | None, token_ids: IntArray, where: str) -> FloatArray:
+def _log_probs(entries: list[Written] | None, token_ids: IntArray, where: str) -> FloatArray:
     if entries is None and len(token_ids):
         raise MalformedAnswer(
             "the engine returned no log-probs",
@@ -271,7 +230,7 @@ def _checked_log_probs(raw: list[float], where: str) -> FloatArray:
 
 
 def _spans(
-    spans: list[_Span] | None, num_tokens: int, oldest_version: int | None, where: str
+    spans: list[Span] | None, num_tokens: int, oldest_version: int | None, where: str
 ) -> tuple[VersionSpan, ...]:
     """The spans as values, empty ones left out; they must cover `num_tokens` in order."""
     position = 0
@@ -306,7 +265,7 @@ def check_version(version: int, oldest: int | None, newest: int | None, *, where
     )
 
 
-def _bad_spans(spans: list[_Span] | None, num_tokens: int, where: str) -> MalformedAnswer:
+def _bad_spans(spans: list[Span] | None, num_tokens: int, where: str) -> MalformedAnswer:
     found = [(span.version, span.start, span.end) for span in spans or []]
     return MalformedAnswer(
         "the engine's weight versions do not cover its tokens",

@@ -3,7 +3,8 @@
 What the pool promises to its callers:
 
 - at most `max_concurrent_requests` requests are in flight, counted singly;
-- a request whose engine dies is sent to another engine, and its caller never notices;
+- a request whose engine dies is sent to another engine, and its caller never notices; with
+  `stream_interval` the other one goes on from the tokens that had arrived;
 - no token comes from weights older than those current when its request was sent, nor from any
   that the run did not hand out;
 - every wait has a deadline, and nothing the pool started outlives `close`.
@@ -29,6 +30,7 @@ from rollmill.engine.delivery import Delivery, FolderDelivery
 from rollmill.engine.dispatch import AbortReport, Dispatcher, Lane, Request
 from rollmill.engine.errors import EngineLost
 from rollmill.engine.experts_shape import experts_shape_of
+from rollmill.engine.health import Phase
 from rollmill.engine.http import new_session
 from rollmill.engine.launch import EMBEDDED_ENGINE, EmbeddedProcess
 from rollmill.engine.member import EngineProcess, Member
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """The pool at one moment; the last two counters are since its start."""
+    """The pool at one moment; the last three counters are since its start."""
 
     num_engines: int
     num_ready: int
@@ -55,6 +57,7 @@ class PoolStats:
     outstanding_tokens: int
     num_engine_deaths: int
     num_redispatched: int
+    num_kept_tokens: int
 
 
 class EnginePool:
@@ -211,6 +214,11 @@ class EnginePool:
         return [member.client for member in self._members]
 
     @property
+    def ready_clients(self) -> list[EngineClient]:
+        """Those of the engines that take requests now."""
+        return [m.client for m in self._members if m.health.phase is Phase.READY]
+
+    @property
     def expected_version(self) -> int | None:
         """The weight version that engines serve; None when they were attached to and nobody has
         given them numbered weights yet."""
@@ -242,6 +250,7 @@ class EnginePool:
             outstanding_tokens=sum(lane.flights.load for lane in self._lanes),
             num_engine_deaths=sum(member.health.num_deaths for member in self._members),
             num_redispatched=self._dispatcher.num_redispatched,
+            num_kept_tokens=self._dispatcher.num_kept_tokens,
         )
 
     # -- requests ----------------------------------------------------------------------------

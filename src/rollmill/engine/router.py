@@ -28,6 +28,7 @@ from rollmill.engine.http import HttpChannel, encode
 from rollmill.engine.launch import ServerProcess
 from rollmill.engine.member import Member
 from rollmill.engine.process import free_port
+from rollmill.engine.stream import StreamedAnswer
 from rollmill.engine.types import GenerateResult
 from rollmill.engine.weight_calls import CONTROL_TIMEOUT_S
 
@@ -161,11 +162,17 @@ class RouterClient(EngineClient):
         session_id: str | None = None,
         return_routed_experts: bool = False,
         oldest_version: int | None = None,
+        num_before: int = 0,
+        streamed: StreamedAnswer | None = None,
     ) -> GenerateResult:
         """As `EngineClient.generate`; refuses what the router would silently leave out."""
         dropped = sorted(DROPPED_SAMPLING_FIELDS.intersection(sampling))
         if return_routed_experts:
             dropped.append("return_routed_experts")
+        if streamed is not None:
+            dropped.append("stream_interval")
+        if num_before:
+            dropped.append("sampling_offset")
         if dropped:
             raise EngineRefused(
                 "the SGLang router cannot carry this request",

@@ -7,9 +7,11 @@ else, so nobody downstream has to check again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
+
+import numpy as np
 
 from rollmill.sample import EngineCounters, FloatArray, IntArray, Segment, float_array, int_array
 
@@ -80,6 +82,31 @@ class GenerateResult:
         """Weight versions that wrote at least one token, in order of use."""
         return tuple(dict.fromkeys(span.version for span in self.spans if len(span)))
 
+    def followed_by(self, rest: GenerateResult) -> GenerateResult:
+        """One answer whose tokens are these and then those of `rest`, which went on from them.
+
+        It counts as one call, with the tokens that both read. It has no text: that of `rest` is of
+        its own tokens only.
+        """
+        if not self.num_tokens:
+            return rest
+        counters = EngineCounters(
+            **{
+                counter.name: getattr(self.counters, counter.name)
+                + getattr(rest.counters, counter.name)
+                for counter in fields(EngineCounters)
+            }
+        )
+        counters.num_calls = 1
+        return GenerateResult(
+            token_ids=int_array(np.concatenate([self.token_ids, rest.token_ids])),
+            log_probs=float_array(np.concatenate([self.log_probs, rest.log_probs])),
+            spans=_joined(self.spans, rest.spans, self.num_tokens),
+            finish=rest.finish,
+            counters=counters,
+            routed_experts=rest.routed_experts,
+        )
+
     def to_segments(self) -> list[Segment]:
         """The tokens as trainable segments, one per weight version; none when T is 0."""
         return [
@@ -91,3 +118,14 @@ class GenerateResult:
             for span in self.spans
             if len(span)
         ]
+
+
+def _joined(
+    first: tuple[VersionSpan, ...], rest: tuple[VersionSpan, ...], num_first: int
+) -> tuple[VersionSpan, ...]:
+    """The spans of both; one of a version that ends the first and begins the rest is one span."""
+    moved = [VersionSpan(s.version, s.start + num_first, s.end + num_first) for s in rest]
+    if first and moved and first[-1].version == moved[0].version:
+        bridge = VersionSpan(first[-1].version, first[-1].start, moved[0].end)
+        return (*first[:-1], bridge, *moved[1:])
+    return (*first, *moved)

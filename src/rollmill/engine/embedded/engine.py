@@ -66,6 +66,7 @@ class EmbeddedEngine:
         self._num_threads = num_threads
         self.scheduler = Scheduler(runner.limits)
         self.weight_version = weight_version
+        self.num_updates = 0
         self.counters = Counters()
         self.pause_mode: PauseMode | None = None
         self.released: set[str] = set()
@@ -184,6 +185,7 @@ class EmbeddedEngine:
             raise BusyError("the weights are released; resume them before an update")
         if abort_all:
             self._abort_now(lambda _: True, None)
+        self.num_updates += 1  # first: a failure in the middle changes weights too
         checkpoint.replace_weights(self.runner.model, weights)
         self.scheduler.forget_prefixes()
         self._settle()
@@ -303,7 +305,7 @@ class EmbeddedEngine:
             if reason is not None:
                 self.scheduler.retire(sequence)
                 sequence.finish(reason, self.weight_version)
-            if reason is not None or sequence.is_streamed:
+            if reason is not None or sequence.has_news:
                 moved.append(sequence)
         self.counters.generated_tokens += len(logits.sequences)
         return moved

@@ -13,7 +13,7 @@ from aiohttp import web
 from rollmill.engine.embedded.broker import Progress
 from rollmill.engine.embedded.replies import bad_request, json_reply, read_body
 from rollmill.engine.embedded.requests import GenerateCall, parse_generate
-from rollmill.engine.embedded.responses import StreamText, generate_response
+from rollmill.engine.embedded.responses import StreamText, generate_response, version_spans
 from rollmill.engine.embedded.sampling import BodyError, RequestError
 from rollmill.engine.embedded.sequence import Sequence
 from rollmill.engine.embedded.state import STATE, ServerState
@@ -142,18 +142,25 @@ async def _stream(
 ) -> web.StreamResponse:
     response = await open_stream(request)
     texts = [StreamText(state.reader, sequence) for sequence in call.sequences]
+    num_sent = [0] * len(call.sequences)
     async for index, progress in progress_of(call.sequences, queues):
-        texts[index].advance(progress.count, is_end=progress.is_end)
+        sequence, count = call.sequences[index], progress.count
+        new_text = texts[index].advance(count, is_end=progress.is_end)
         chunk = generate_response(
-            call.sequences[index],
-            progress.count,
+            sequence,
+            count,
             state.reader,
-            text=texts[index].text,
+            start=num_sent[index],
+            text=new_text if call.is_incremental else texts[index].text,
             with_token_text=call.return_text_in_logprobs,
             with_prompt_ids=call.return_prompt_token_ids,
         )
         if not progress.is_end:
             chunk["meta_info"]["finish_reason"] = None
+        if call.is_incremental:
+            # Not in SGLang's chunks: a reader who loses the engine knows what it has.
+            chunk["meta_info"]["weight_versions"] = version_spans(sequence, count)
+            num_sent[index] = count
         if not call.is_single:
             chunk["index"] = index
         await response.write(event(chunk))

@@ -211,7 +211,7 @@ def _whole(exchange: Exchange) -> dict[str, Any]:
         "usage": _usage(exchange.call),
         "metadata": {
             "weight_version": first.weight_version,
-            "weight_versions": version_spans(first),
+            "weight_versions": version_spans(first, len(first.output)),
         },
     }
 

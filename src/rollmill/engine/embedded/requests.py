@@ -59,10 +59,15 @@ class GenerateCall:
     stream: bool = False
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
+    is_incremental: bool = False
+    """Whether a streamed chunk holds what is new rather than everything so far."""
 
 
 def parse_generate(body: object, facts: ModelFacts) -> GenerateCall:
     """Check a `/generate` body. Unknown top-level keys are ignored, as SGLang does.
+
+    Two keys are extensions: `incremental_streaming_output` (SGLang has a server flag of that name)
+    and `sampling_offset` (SGLang counts random numbers from the start of the prompt).
 
     Raises:
         BodyError: wrong JSON types.
@@ -95,6 +100,9 @@ def parse_generate(body: object, facts: ModelFacts) -> GenerateCall:
     wants_experts = _boolean(body.get("return_routed_experts"), "return_routed_experts")
     for sequence in sequences:
         sequence.is_streamed = stream
+        sequence.sampling_offset = _count(
+            body.get("sampling_offset"), "sampling_offset", 0, 0, len(sequence.prompt)
+        )
         if wants_experts:
             start = body.get("routed_experts_start_len")
             limit = len(sequence.prompt)
@@ -109,6 +117,9 @@ def parse_generate(body: object, facts: ModelFacts) -> GenerateCall:
         ),
         return_prompt_token_ids=_boolean(
             body.get("return_prompt_token_ids"), "return_prompt_token_ids"
+        ),
+        is_incremental=_boolean(
+            body.get("incremental_streaming_output"), "incremental_streaming_output"
         ),
     )
 

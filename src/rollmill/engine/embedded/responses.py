@@ -100,22 +100,34 @@ def generate_response(
     count: int,
     reader: TextReader,
     *,
+    start: int = 0,
     text: str | None = None,
     with_token_text: bool = False,
     with_prompt_ids: bool = False,
 ) -> dict[str, Any]:
-    """The answer for one sequence after `count` tokens; `text` when it is known already."""
+    """The answer for one sequence after `count` tokens.
+
+    Args:
+        sequence: what is written.
+        count: output tokens so far.
+        reader: makes text of tokens.
+        start: tokens before this one are left out: they were sent already.
+        text: the text, when it is known already.
+        with_token_text: log-probs come with their token's text.
+        with_prompt_ids: the prompt's token ids are part of the answer.
+    """
     answer: dict[str, Any] = {}
     if reader.has_tokenizer:
         answer["text"] = reader.text(sequence, count) if text is None else text
-    answer["output_ids"] = sequence.output[:count]
+    answer["output_ids"] = sequence.output[start:count]
     answer["meta_info"] = _meta_info(sequence, count)
     if sequence.finish_reason is not None and count == len(sequence.output):
         experts = encode_experts(sequence, count)
         if experts is not None:
             answer["meta_info"]["routed_experts"] = experts
     if sequence.logprobs.is_wanted:
-        answer["meta_info"] |= _logprobs(sequence, count, reader.token if with_token_text else None)
+        token_text = reader.token if with_token_text else None
+        answer["meta_info"] |= _logprobs(sequence, start, count, token_text)
     if with_prompt_ids:
         answer["prompt_token_ids"] = sequence.prompt
     return answer
@@ -128,7 +140,7 @@ def _meta_info(sequence: Sequence, count: int) -> dict[str, Any]:
         "id": sequence.rid,
         "finish_reason": sequence.finish_reason if is_end else None,
         "prompt_tokens": len(sequence.prompt),
-        "weight_version": sequence.weight_version,
+        "weight_version": _version_at(sequence, count),
         "num_retractions": sequence.num_retractions,
         "reasoning_tokens": 0,
         "completion_tokens": count,
@@ -141,25 +153,33 @@ def _meta_info(sequence: Sequence, count: int) -> dict[str, Any]:
     if sequence.first_token_at is not None:
         meta["first_token_latency"] = sequence.first_token_at - sequence.received_at
     if is_end:
-        meta["weight_versions"] = version_spans(sequence)
+        meta["weight_versions"] = version_spans(sequence, count)
         finished_at = sequence.finished_at or time.time()
         meta["e2e_latency"] = finished_at - sequence.received_at
         meta["request_finished_ts"] = finished_at
     return meta
 
 
-def version_spans(sequence: Sequence) -> list[dict[str, Any]]:
-    """Which weight version wrote which output positions."""
-    if not sequence.spans:
+def version_spans(sequence: Sequence, count: int) -> list[dict[str, Any]]:
+    """Which weight version wrote which of the first `count` output positions."""
+    spans = [span for span in sequence.spans if span.start < count]
+    if not spans:
         return [{"version": sequence.weight_version, "start": 0, "end": 0}]
     return [
-        {"version": span.version, "start": span.start, "end": span.end} for span in sequence.spans
+        {"version": span.version, "start": span.start, "end": min(span.end, count)}
+        for span in spans
     ]
 
 
-def _logprobs(sequence: Sequence, count: int, text: TokenText | None) -> dict[str, Any]:
+def _version_at(sequence: Sequence, count: int) -> str:
+    """The version that wrote the last of `count` tokens; later ones may be there already."""
+    return str(version_spans(sequence, count)[-1]["version"])
+
+
+def _logprobs(sequence: Sequence, start: int, count: int, text: TokenText | None) -> dict[str, Any]:
     wanted = sequence.logprobs
-    outputs = zip(sequence.output_logprobs[:count], sequence.output[:count], strict=True)
+    values, tokens = sequence.output_logprobs[start:count], sequence.output[start:count]
+    outputs = zip(values, tokens, strict=True)
     found: dict[str, Any] = {
         "input_token_logprobs": _input_triples(sequence, text),
         "output_token_logprobs": _triples(outputs, text),
@@ -168,11 +188,11 @@ def _logprobs(sequence: Sequence, count: int, text: TokenText | None) -> dict[st
     noted = sequence.input_logprobs
     if wanted.num_top:
         found["input_top_logprobs"] = _input_lists(sequence, noted.top, text)
-        found["output_top_logprobs"] = [_triples(t, text) for t in sequence.output_top[:count]]
+        found["output_top_logprobs"] = [_triples(t, text) for t in sequence.output_top[start:count]]
     if wanted.token_ids:
         found["input_token_ids_logprobs"] = _input_lists(sequence, noted.by_id, text)
         found["output_token_ids_logprobs"] = [
-            _triples(t, text) for t in sequence.output_by_id[:count]
+            _triples(t, text) for t in sequence.output_by_id[start:count]
         ]
     return found
 

@@ -116,7 +116,8 @@ class Sampler:
         greedy = [s.params.is_greedy for s in sequences]
         if all(greedy):
             return logits_BV.argmax(dim=-1)
-        uniforms = uniform_numbers([s.seed for s in sequences], [len(s.output) for s in sequences])
+        positions = [s.sampling_position for s in sequences]
+        uniforms = uniform_numbers([s.seed for s in sequences], positions)
         u_B = torch.as_tensor(uniforms, device=logits_BV.device)
         tokens_B = _invert_two_level(weights, block_sums, u_B).clamp_(max=logits_BV.shape[1] - 1)
         filtered = [

@@ -81,7 +81,10 @@ class Sequence:
     experts_start: int = 0
     """First position whose experts are reported."""
     is_streamed: bool = False
-    """Whether its reader wants to hear of every token, not of the end alone."""
+    """Whether its reader wants to hear of tokens before the end."""
+    sampling_offset: int = 0
+    """Tokens at the end of the prompt that a request with the same seed wrote before: the random
+    numbers go on after theirs."""
     cached_tokens: int | None = None
     num_retractions: int = 0
     has_stale_kv: bool = False
@@ -97,6 +100,17 @@ class Sequence:
     def num_tokens(self) -> int:
         """Prompt and output together."""
         return len(self.prompt) + len(self.output)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether its reader wants to hear of the last token: the first one, and then every
+        `stream_interval`-th."""
+        return self.is_streamed and (len(self.output) - 1) % self.params.stream_interval == 0
+
+    @property
+    def sampling_position(self) -> int:
+        """Which of its seed's random numbers chooses the next token."""
+        return self.sampling_offset + len(self.output)
 
     @property
     def last_token(self) -> int:
