@@ -30,7 +30,8 @@ class RunConfig(Section):
     died; counted anew once a new step is done. 0 ends the run with the error."""
     stall_timeout_s: float | None = Field(300.0, gt=0)
     """When no request, judgement or answer has finished for this long while the run waits for
-    rollouts, say what blocks; null never does. See docs/async.md."""
+    rollouts, or an evaluation for its answers, say what blocks; so too when a trainer's step or a
+    weight sync takes this long. null never does. See docs/async.md."""
     on_stall: Literal["warn", "retry", "stop"] = "warn"
     """What to do then besides: nothing; end what blocks, which counts as a failed try of its
     sample; or stop the run with the diagnosis as the error."""

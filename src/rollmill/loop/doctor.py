@@ -3,7 +3,8 @@
 It watches while the loop waits for rollouts, and every evaluation. As long as requests, judgements
 or answers end, however few, nothing is said. When none has ended for `timeout_s`, the diagnosis
 names what has been waited for longest, for which group and at which engine, and the policy acts. Of
-a trainer's step it only tells how long it has taken: nobody can say what is too long there.
+a trainer's step and a weight sync it only tells how long they have taken: nobody can say what is
+too long there.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class StallDoctor:
             await end_all([task])
 
     async def mind(self, what: str, work: Coroutine[Any, Any, T]) -> T:
-        """The value of `work`, a step of the trainer; every `timeout_s` that it takes is told."""
+        """The value of `work`, the trainer's or a sync; every `timeout_s` that it takes is told."""
         if self._timeout_s is None:
             return await work
         started = self._activities.clock()

@@ -174,7 +174,8 @@ class Loop:
 
     async def _sync(self, version: int) -> dict[str, float]:
         with self._timed("sync", version):
-            metrics = await self._parts.sync.bring(version)
+            work = self._parts.sync.bring(version)
+            metrics = await self._parts.doctor.mind(f"the sync of weights {version}", work)
         self._parts.rollouts.weights_changed(version)
         return metrics
 
