@@ -11,6 +11,7 @@ from engine_script import Call, Fault, FaultKind, Pieces, Script, log_prob_of
 from scripted_engine import ScriptedEngine
 from test_engine_pool import Body, ask, run, until
 
+from rollmill.config.engine import EngineConfig
 from rollmill.engine.errors import EngineFailed, EngineRefused
 from rollmill.engine.pool import EnginePool
 from rollmill.engine.resume import Unfinished
@@ -219,3 +220,8 @@ def test_what_is_left_after_some_tokens() -> None:
     assert whole.spans == (VersionSpan(4, 0, 2), VersionSpan(5, 2, 5))
     assert whole.counters == EngineCounters(num_calls=1, prompt_tokens=9, cached_tokens=6)
     assert work.finish_at_limit().finish is FinishReason.LENGTH
+
+
+def test_the_router_cannot_carry_streams() -> None:
+    with pytest.raises(ValueError, match=r"engine\.stream_interval: the SGLang router"):
+        EngineConfig(router="sglang", stream_interval=4)

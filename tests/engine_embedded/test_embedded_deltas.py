@@ -45,6 +45,70 @@ def test_a_difference_leads_to_the_other_weights_and_back_it_is_refused(
     asyncio.run(run())
 
 
+def test_what_was_prepared_is_put_in_without_the_file(
+    llama_folder: Path, other_weights: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path, llama_folder, other_weights)
+
+    async def run() -> None:
+        async with serving(other_weights) as client:
+            expected = await checksum(client)
+        async with serving(llama_folder) as client:
+            before, written = await checksum(client), await greedy(client)
+            answer = await post(client, "/prepare_weights_from_delta", {"path": path})
+            assert await checksum(client) == before
+            assert (await greedy(client))["output_ids"] == written["output_ids"]
+            Path(path).unlink()
+            body = {"path": path, "weight_version": "2", "prepared": answer["prepared"]}
+            await post(client, "/update_weights_from_delta", body)
+            assert await checksum(client) == expected
+            assert (await greedy(client))["meta_info"]["weight_version"] == "2"
+            await refused(client, "/update_weights_from_delta", body)  # it is used up
+
+    asyncio.run(run())
+
+
+def test_what_was_prepared_from_other_weights_is_never_put_in(
+    llama_folder: Path, other_weights: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path, llama_folder, other_weights)
+
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            answer = await post(client, "/prepare_weights_from_delta", {"path": path})
+            load = {"model_path": str(other_weights), "weight_version": "7"}
+            await post(client, "/update_weights_from_disk", load)
+            expected = await checksum(client)
+            body = {"path": path, "weight_version": "2", "prepared": answer["prepared"]}
+            for path_, content in (
+                ("/update_weights_from_delta", body),
+                ("/prepare_weights_from_delta", {"path": path}),
+            ):
+                async with client.post(path_, json=content) as response:
+                    assert response.status == 409
+            assert await checksum(client) == expected
+            assert (await greedy(client))["meta_info"]["weight_version"] == "7"
+
+    asyncio.run(run())
+
+
+def test_a_number_that_names_nothing_has_the_update_worked_out_anew(
+    llama_folder: Path, other_weights: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path, llama_folder, other_weights)
+
+    async def run() -> None:
+        async with serving(other_weights) as client:
+            expected = await checksum(client)
+        async with serving(llama_folder) as client:
+            await post(client, "/prepare_weights_from_delta", {"path": path})
+            body = {"path": path, "weight_version": "2", "prepared": 99}
+            await post(client, "/update_weights_from_delta", body)
+            assert await checksum(client) == expected
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_used_leaves_the_old_weights(
     llama_folder: Path, other_weights: Path, tmp_path: Path
 ) -> None:
@@ -58,8 +122,10 @@ def test_what_cannot_be_used_leaves_the_old_weights(
             before = await checksum(client)
             for body in ({"path": str(path)}, {"path": "/no/such/file"}, {}, {"path": 5}):
                 await refused(client, "/update_weights_from_delta", body)
+                await refused(client, "/prepare_weights_from_delta", body)
             await post(client, "/release_memory_occupation", {"tags": ["weights"]})
             await refused(client, "/update_weights_from_delta", {"path": str(path)})
+            await refused(client, "/prepare_weights_from_delta", {"path": str(path)})
             await refused(client, "/weights_checker", {})
             await post(client, "/resume_memory_occupation", {"tags": ["weights"]})
             assert await checksum(client) == before

@@ -218,6 +218,32 @@ def test_the_shared_folder_holds_the_served_version_alone(run: Run) -> None:
     run(body)
 
 
+class FilelessCalls(WeightCalls):
+    """Calls to an engine that finds no file any more when it is to apply a difference."""
+
+    async def apply_delta(self, path: str, version: int, *, prepared: int | None = None) -> None:
+        Path(path).unlink(missing_ok=True)
+        await super().apply_delta(path, version, prepared=prepared)
+
+
+def test_differences_are_worked_out_before_generation_is_held(started: Started) -> None:
+    async def body(run: WeightRun) -> None:
+        run.use("delta")
+        await run.sync()
+        for client in run.pool.clients:
+            client.weights = FilelessCalls(client._http)
+        await run.train()
+        metrics = await run.sync()
+        assert metrics["weights/is_full_sync"] == 0
+        assert await run.served() == [await run.expected()] * 2
+        for client in run.pool.clients:
+            client.weights = WeightCalls(client._http)
+        await run.transport.close()
+
+    runner, parts = started
+    runner.run(asyncio.wait_for(body(parts), 60))
+
+
 class DyingCalls(WeightCalls):
     """Calls to an engine that is killed when weights are about to come."""
 

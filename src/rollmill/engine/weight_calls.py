@@ -42,13 +42,17 @@ class _Checked(msgspec.Struct):
     ranks: list[_CheckedRank] = []
 
 
+class _Prepared(msgspec.Struct):
+    prepared: int
+
+
 class _ServerInfo(msgspec.Struct):
     tp_size: int = 1
     pp_size: int = 1
     engine: str = "sglang"
 
 
-_Info = TypeVar("_Info", _Checked, _ServerInfo)
+_Info = TypeVar("_Info", _Checked, _Prepared, _ServerInfo)
 
 
 class WeightCalls:
@@ -78,16 +82,37 @@ class WeightCalls:
         info = await self._server_info()
         return info.tp_size * info.pp_size
 
-    async def apply_delta(self, path: str, version: int) -> None:
+    async def prepare_delta(self, path: str) -> int:
+        """Have an embedded engine work out, beside its weights, what the file makes of them;
+        returns the number by which `apply_delta` finds it. Generation goes on.
+
+        Raises:
+            OtherBase: the engine's weights are not those the delta starts from.
+            EngineCallError: it did not work.
+        """
+        body = await self._post_delta("/prepare_weights_from_delta", {"path": path})
+        return self._decode(body, _Prepared, "/prepare_weights_from_delta").prepared
+
+    async def apply_delta(self, path: str, version: int, *, prepared: int | None = None) -> None:
         """Have an embedded engine change its weights as the file says, and call them `version`.
+
+        Args:
+            path: the file.
+            version: what the new weights are called.
+            prepared: what `prepare_delta` returned; the engine then has to put it in only.
 
         Raises:
             OtherBase: the engine's weights are not those the delta starts from; they stay.
             EngineCallError: it did not work; the old weights stay.
         """
-        payload = {"path": path, "weight_version": str(version)}
+        payload: dict[str, Any] = {"path": path, "weight_version": str(version)}
+        if prepared is not None:
+            payload["prepared"] = prepared
+        await self._post_delta("/update_weights_from_delta", payload)
+
+    async def _post_delta(self, path: str, payload: Mapping[str, Any]) -> bytes:
         try:
-            await self._post("/update_weights_from_delta", payload, timeout_s=UPDATE_TIMEOUT_S)
+            return await self._post(path, payload, timeout_s=UPDATE_TIMEOUT_S)
         except EngineRefused as error:
             if error.status == OTHER_BASE:
                 raise OtherBase(

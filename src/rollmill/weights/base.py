@@ -44,6 +44,10 @@ class Engines(Protocol):
     def clients(self) -> Sequence[EngineClient]:
         """One client per engine."""
 
+    @property
+    def ready_clients(self) -> Sequence[EngineClient]:
+        """Those of the engines that take requests now."""
+
     async def pause_all(self, mode: HoldMode) -> None:
         """Hold generation."""
 

@@ -2,8 +2,10 @@
 
 After one step in bfloat16 most elements are what they were: small updates round to nothing. The
 trainer writes the difference into the shared folder, and the engines apply it; see
-`exchange/delta.py`. An engine that holds other weights than the difference starts from loads all of
-them instead, which is logged and counted. SGLang has no call for it, so it needs embedded engines.
+`exchange/delta.py`. They work out and check the new weights before generation is held, at the cost
+of one more copy of the weights that change until they are put in. An engine that holds other weights
+than the difference starts from loads all of them instead, which is logged and counted. SGLang has
+no call for it, so it needs embedded engines.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from rollmill.engine.client import EngineClient
 from rollmill.engine.delivery import Outcomes, outcomes_of
-from rollmill.engine.errors import OtherBase
+from rollmill.engine.errors import EngineCallError, OtherBase
 from rollmill.errors import ConfigError
 from rollmill.weights.base import Engines, Metrics, Shipment
 from rollmill.weights.folders import WeightsNotWritten
@@ -47,6 +49,7 @@ class DeltaTransport(StagedTransport):
         if "error" in report:
             raise WeightsNotWritten.to(path, report["error"])
         delivery = DeltaDelivery(staged, path)
+        await delivery.prepare(pool.ready_clients)
         return self._shipment(delivery, is_checked_by_engines=True, num_bytes=report["num_bytes"])
 
     def _outcome(self, shipment: Shipment) -> Metrics:
@@ -66,15 +69,34 @@ class DeltaDelivery(StagedDelivery):
         super().__init__(staged)
         self.num_whole = 0
         self._path = path
+        self._prepared: dict[str, int] = {}
+        self._of_other_base: set[str] = set()
+
+    async def prepare(self, clients: Sequence[EngineClient]) -> None:
+        """Have engines work out the new weights while generation goes on, so that they have only to
+        be put in while it is held. An engine that cannot is asked again when it is."""
+        await asyncio.gather(*(self._prepare_one(client) for client in clients))
+
+    async def _prepare_one(self, client: EngineClient) -> None:
+        try:
+            self._prepared[client.url] = await client.weights.prepare_delta(str(self._path))
+        except OtherBase as error:
+            logger.warning("engine %s gets all weights: %s", client.url, error)
+            self._of_other_base.add(client.url)
+        except EngineCallError as error:
+            logger.info("engine %s works out its weights while held: %s", client.url, error)
 
     async def deliver(self, clients: Sequence[EngineClient], *, flush_cache: bool) -> Outcomes:
         """Every engine applies the difference, or loads all of the weights."""
         return await outcomes_of(self._bring(client, flush_cache) for client in clients)
 
     async def _bring(self, client: EngineClient, flush_cache: bool) -> None:
-        if self._path is not None:
+        if self._path is not None and client.url not in self._of_other_base:
+            prepared = self._prepared.get(client.url)
             try:
-                await client.weights.apply_delta(str(self._path), self.staged.version)
+                await client.weights.apply_delta(
+                    str(self._path), self.staged.version, prepared=prepared
+                )
                 return
             except OtherBase as error:
                 logger.warning("engine %s gets all weights: %s", client.url, error)

@@ -253,6 +253,7 @@ def _routes() -> list[web.RouteDef]:
         ("/pause_generation", control.pause_generation),
         ("/continue_generation", control.continue_generation),
         ("/update_weights_from_disk", updates.update_weights_from_disk),
+        ("/prepare_weights_from_delta", deltas.prepare_weights_from_delta),
         ("/update_weights_from_delta", deltas.update_weights_from_delta),
         ("/update_weight_version", updates.update_weight_version),
         ("/init_weights_update_group", distributed.init_weights_update_group),

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from aiohttp import web
 
 from rollmill.engine.embedded.broker import Broker
@@ -16,6 +17,21 @@ from rollmill.engine.embedded.groups import UpdateGroups, UpdateSession
 from rollmill.engine.embedded.requests import ModelFacts
 from rollmill.engine.embedded.responses import TextReader
 from rollmill.engine.embedded.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDelta:
+    """New weights that wait beside the old ones.
+
+    Attributes:
+        number: which one it is; its caller names it.
+        num_updates: updates that the engine had had: after another one it is worthless.
+        changed: the weights that change.
+    """
+
+    number: int
+    num_updates: int
+    changed: dict[str, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -33,6 +49,8 @@ class ServerState:
     settings: dict[str, Any]
     """The engine's settings, as `/server_info` shows them."""
     groups: UpdateGroups
+    prepared: PreparedDelta | None = None
+    num_prepared: int = 0
     session: UpdateSession | None = None
     """The open weight-update session."""
     started_at: float = field(default_factory=time.time)
