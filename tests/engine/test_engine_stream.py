@@ -124,6 +124,18 @@ def test_only_tokens_of_a_known_version_are_kept(
     assert versions(kept(fed(*pieces))) == expected
 
 
+def test_an_abort_in_the_queue_may_repeat_the_last_token_and_all_log_probs() -> None:
+    """As SGLang ends, in increments, the stream of a request that a pause had put back."""
+    last = piece(4, finish="abort", weight_versions=spans(("3", 4)))
+    last["output_ids"] = IDS[3:4]
+    answer = fed(piece(1), piece(4, 1), last)
+    assert answer.is_finished
+    result = whole(answer)
+    assert result.is_aborted
+    assert result.token_ids.tolist() == IDS[:4]
+    assert versions(result) == [(3, 0, 4)]
+
+
 def test_a_request_that_is_sent_anew_starts_afresh() -> None:
     answer = fed(piece(1), piece(4, 1))
     answer.feed(b"data: {")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from rollmill.engine.client import EngineClient
 from rollmill.engine.errors import EngineRefused
 from rollmill.engine.http import new_session
 from rollmill.engine.stream import StreamedAnswer
-from rollmill.engine.types import FinishReason
+from rollmill.engine.types import FinishReason, GenerateResult
 
 PROMPT = [5, 9, 12, 7, 33]
+Answering = tuple[EngineClient, asyncio.Task[GenerateResult]]
 
 
 def greedy(number: int, **more: Any) -> dict[str, Any]:
@@ -217,8 +220,9 @@ def test_a_streamed_answer_equals_the_one_that_comes_whole(
         async with streaming(client.url, interval) as streamer:
             for number, params in enumerate((greedy(1), greedy(13), greedy(20))):
                 whole = await client.generate(f"w{number}", PROMPT, params)
-                pieces = StreamedAnswer("here")
-                result = await streamer.generate(f"s{number}", PROMPT, params, streamed=pieces)
+                # SGLang aborts the id of a stream once more, 2 s after its end
+                rid = f"every {interval}, number {number}"
+                result = await streamer.generate(rid, PROMPT, params)
                 assert result.token_ids.tolist() == whole.token_ids.tolist()
                 np.testing.assert_allclose(result.log_probs, whole.log_probs, atol=target.tolerance)
                 assert result.spans == whole.spans
@@ -229,29 +233,61 @@ def test_a_streamed_answer_equals_the_one_that_comes_whole(
     run(body)
 
 
+@asynccontextmanager
+async def half_way(
+    client: EngineClient, rid: str, pieces: StreamedAnswer
+) -> AsyncIterator[Answering]:
+    """A request of which some tokens have been streamed, on an engine that is slow until the end of
+    the context."""
+    await client._post("/slow_down", {"forward_sleep_time": 0.02})
+    try:
+        async with streaming(client.url, 4) as streamer:
+            call = asyncio.create_task(streamer.generate(rid, PROMPT, greedy(200), streamed=pieces))
+            while pieces.num_tokens < 9:
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0.005))])
+            yield streamer, call
+    finally:
+        await client._post("/slow_down", {"forward_sleep_time": 0.0})
+
+
 def test_what_has_arrived_of_a_stream_is_the_beginning_of_the_answer(run: Any, target: Any) -> None:
     """The caller goes away in mid-answer; the tokens until then are whole, and a second request
     goes on from them."""
 
     async def body(client: EngineClient) -> None:
         whole = await client.generate("w", PROMPT, greedy(200))
-        async with streaming(client.url, 4) as streamer:
-            pieces = StreamedAnswer("here")
-            call = asyncio.create_task(streamer.generate("s", PROMPT, greedy(200), streamed=pieces))
-            while pieces.num_tokens < 9:
-                await asyncio.wait([asyncio.create_task(asyncio.sleep(0.002))])
+        pieces = StreamedAnswer("here")
+        async with half_way(client, "left", pieces) as (_, call):
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
         part = pieces.kept(max_new_tokens=200, oldest_version=None)
         assert part is not None
-        assert part.num_tokens >= 9
+        check_beginning(part, whole, target.tolerance)
         number = part.num_tokens
-        assert part.token_ids.tolist() == whole.token_ids.tolist()[:number]
-        np.testing.assert_allclose(part.log_probs, whole.log_probs[:number], atol=target.tolerance)
-        assert part.versions == whole.versions
         rest = await client.generate("r", [*PROMPT, *part.token_ids.tolist()], greedy(1))
         np.testing.assert_allclose(
             rest.log_probs[0], whole.log_probs[number], atol=target.tolerance
         )
 
     run(body)
+
+
+def test_a_stream_that_is_aborted_in_a_pause_has_its_tokens(run: Any, target: Any) -> None:
+    async def body(client: EngineClient) -> None:
+        whole = await client.generate("w", PROMPT, greedy(200))
+        async with half_way(client, "paused", StreamedAnswer("here")) as (streamer, call):
+            await client.pause("retract")
+            await streamer.abort("paused")
+            result = await call
+        check_beginning(result, whole, target.tolerance)
+
+    run(body)
+
+
+def check_beginning(part: GenerateResult, whole: GenerateResult, tolerance: float) -> None:
+    number = part.num_tokens
+    assert part.is_aborted
+    assert 9 <= number < whole.num_tokens
+    assert part.token_ids.tolist() == whole.token_ids.tolist()[:number]
+    np.testing.assert_allclose(part.log_probs, whole.log_probs[:number], atol=tolerance)
+    assert part.versions == whole.versions

@@ -131,7 +131,9 @@ class EngineClient:
         """Let the engine write an answer.
 
         Args:
-            rid: unique among requests in flight; what `abort` is called with.
+            rid: unique among requests in flight, and among recent ones when answers are streamed
+                (SGLang aborts the id of a stream once more, 2 s after its end); what `abort` is
+                called with.
             input_ids: token ids of the context.
             sampling: SGLang's `sampling_params`, with `max_new_tokens`.
             session_id: routing key, for routers in front of engines.

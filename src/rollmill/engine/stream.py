@@ -141,6 +141,10 @@ class StreamedAnswer:
             self.pieces = [event]
         elif number == total - self.num_tokens:
             self.pieces.append(event)
+        elif meta.finish_reason is not None and total == self.num_tokens:
+            # SGLang in increments, of a request that is aborted in the queue: the last token and
+            # all log-probs come again.
+            self.pieces.append(_without_tokens(event))
         else:
             found = f"{number} token ids, after {self.num_tokens} of {total}"
             raise self._malformed(found, event)
@@ -163,6 +167,13 @@ class StreamedAnswer:
             expected="a JSON object with output_ids and meta_info",
             found=f"{found}; it begins {event[:80]!r}",
         )
+
+
+def _without_tokens(event: bytes) -> bytes:
+    """The piece without what it says of tokens that came before."""
+    piece = orjson.loads(event)
+    piece["output_ids"] = piece["meta_info"]["output_token_logprobs"] = []
+    return orjson.dumps(piece)
 
 
 def _failure(error: Any) -> StatusInStream:
