@@ -13,7 +13,7 @@ from distill_helpers import NUM_PROMPTS, World, config_of, plain_config, prepare
 
 from rollmill.distill.manifest import read_manifest
 from rollmill.distill.shards import file_hash
-from rollmill.errors import ConfigError
+from rollmill.errors import ConfigError, DataError
 from support.tiny_run import quiet_environment
 
 KILLED_AT = "shard 2 of 3: student scores: 32 answers"
@@ -68,6 +68,19 @@ def test_a_finished_preparation_is_left_as_it_is(world: World, copy: Path) -> No
     assert [shard.sha256 for shard in manifest.shards] == [
         file_hash(copy / shard.name) for shard in manifest.shards
     ]
+
+
+def test_a_shard_that_cannot_be_written_says_where_and_leaves_nothing(
+    world: World, copy: Path
+) -> None:
+    shard = copy / "shard_00001.parquet"
+    shard.unlink()
+    (copy / "shard_00001.tmp").mkdir()  # in the way of the file to be written
+    with pytest.raises(DataError, match="cannot be written") as error:
+        prepare_now(world, config_of(world, opd__data=str(copy)))
+    assert error.value.where == str(shard)
+    (copy / "shard_00001.tmp").rmdir()
+    assert prepare_now(world, config_of(world, opd__data=str(copy))).is_complete
 
 
 def test_a_damaged_shard_is_done_again_and_the_others_are_not(world: World, copy: Path) -> None:

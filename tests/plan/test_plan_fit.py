@@ -152,6 +152,13 @@ def test_the_command_measures_replaces_and_compares(run: Path) -> None:
     assert max(map(len, rows)) <= 80
 
 
+def test_a_run_of_recorded_answers_has_nothing_to_plan(run: Path) -> None:
+    sft = ["rollout.source=replay", "rollout.n_samples_per_prompt=1", "data.sft={}"]
+    algorithm = ["trainer.algorithm.advantage=none", "trainer.algorithm.loss=sft"]
+    with pytest.raises(ConfigError, match="nothing to plan"):
+        schedule_of(load_config(run / "config.yaml", [*sft, *algorithm]))
+
+
 def test_the_command_needs_speeds(run: Path) -> None:
     done = rollmill("plan", run / "config.yaml")
     assert done.returncode == 2
@@ -173,6 +180,8 @@ def test_the_configurations_own_schedule_comes_first(run: Path) -> None:
     assert next(iter(found.values())) == schedule
     engines = {name: one.num_engines for name, one in found.items() if "engine" in name}
     assert sorted(engines.values()) == [1, 4, 8]
+    lent = load_config(run / "config.yaml", ["engine.num_engines=3", "eval.num_engines=1"])
+    assert schedule_of(lent).num_engines == 2, "one of them evaluates"
     apart = load_config(run / "config.yaml", ["engine.urls=[http://a, http://b]"])
     assert contention_of(apart) == 1
     assert schedule_of(apart).places == 128

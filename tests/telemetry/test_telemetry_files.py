@@ -3,6 +3,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from rollmill.telemetry.dumps import Dumps
 from rollmill.telemetry.metrics_log import MetricsLog, read_metrics
 from rollmill.telemetry.progress import Progress
 from rollmill.telemetry.samples import SampleDump, read_samples
+from rollmill.telemetry.step_files import StepFiles
 
 
 def test_records_come_back_in_order_with_numbers_that_json_can_hold(tmp_path: Path) -> None:
@@ -47,6 +49,19 @@ def test_metrics_that_cannot_be_written_cost_one_warning(
     log.write("train", 1, {"x": 1.0})
     log.write("train", 2, {"x": 1.0})
     assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
+
+
+def test_a_step_file_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = StepFiles(tmp_path, "numbers")
+    for step in (1, 2):
+        (tmp_path / f"step_{step:06d}.parquet").mkdir()  # in the way of the finished file
+        files.write(step, pa.table({"number": [step]}))
+    assert len([r for r in caplog.records if "numbers cannot be written" in r.message]) == 1
+    assert list(tmp_path.glob("*.tmp")) == []
+    files.write(3, pa.table({"number": [3]}))
+    assert pq.read_table(tmp_path / "step_000003.parquet")["number"].to_pylist() == [3]
 
 
 def sample(index: int, response: str = "ok") -> Sample:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,11 @@ def shard_name(number: int) -> str:
 
 
 def write_shard(path: Path, rows: Sequence[RecordedRow], facts: ShardFacts) -> None:
-    """Write a shard aside, flush it to the disk, and put it in place."""
+    """Write a shard aside, flush it to the disk, and put it in place.
+
+    Raises:
+        DataError: it cannot be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,11 +60,22 @@ def write_shard(path: Path, rows: Sequence[RecordedRow], facts: ShardFacts) -> N
         for name, kind in zip(schema.names, schema.types, strict=True)
     ]
     aside = path.with_suffix(".tmp")
-    with aside.open("wb") as file:
-        pq.write_table(pa.Table.from_arrays(columns, schema=schema), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:
+            pq.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise DataError(
+            "recorded answers cannot be written",
+            where=str(path),
+            found=str(error),
+            fix="make room, or mend the folder's permissions, and prepare again: finished shards "
+            "are kept",
+        ) from error
 
 
 def read_table(path: Path) -> pyarrow.Table:

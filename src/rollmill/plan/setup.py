@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from rollmill.config import Config
+from rollmill.errors import ConfigError
 from rollmill.plan.schedule import Schedule
 
 BOUNDS = (1, 2, 4)
@@ -14,9 +15,21 @@ ENGINE_FACTORS = (0.5, 2.0, 4.0)
 
 
 def schedule_of(config: Config) -> Schedule:
-    """What the configuration runs, as far as time is concerned."""
+    """What the configuration runs, as far as time is concerned.
+
+    Raises:
+        ConfigError: nothing is generated in it.
+    """
     rollout, engine = config.rollout, config.engine
-    num_engines = len(engine.urls) or engine.num_engines
+    if rollout.is_replay:
+        raise ConfigError(
+            "there is nothing to plan: answers are recorded, no engine writes them",
+            where="rollout.source",
+            expected="generate",
+            found=rollout.source,
+            fix="train a few steps: time/step_s in their metrics is what there is to know",
+        )
+    num_engines = (len(engine.urls) or engine.num_engines) - config.eval.num_engines
     places = engine.embedded.max_running_requests
     if engine.urls:  # their own limits are not known: ours, shared out
         places = max(1, engine.max_concurrent_requests // num_engines)
@@ -70,6 +83,7 @@ def contention_of(config: Config) -> float:
     if config.engine.urls or "cuda" in (config.trainer.device, config.engine.embedded.device):
         return 1.0
     cores = len(os.sched_getaffinity(0))
-    engines = config.engine.num_engines * (config.engine.embedded.num_threads or cores)
+    num_engines = config.engine.num_engines - config.eval.num_engines
+    engines = num_engines * (config.engine.embedded.num_threads or cores)
     per_rank = config.trainer.num_threads or max(cores // config.trainer.num_ranks, 1)
     return max(1.0, (engines + config.trainer.num_ranks * per_rank) / cores)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ class StepFiles:
             pq.write_table(table, aside, row_group_size=ROW_GROUP_SIZE)
             os.replace(aside, path)
         except OSError as error:
+            with suppress(OSError):  # half a file would fill the disk further
+                aside.unlink(missing_ok=True)
             if not self._has_warned:
                 logger.warning("%s cannot be written to %s: %s", self._what, path, error)
             self._has_warned = True
