@@ -12,6 +12,7 @@ import pytest
 
 from rollmill.data.ledger import State
 from rollmill.data.ledger_report import read_report
+from rollmill.loop.export import export_run
 from rollmill.telemetry.samples import read_samples
 from support.tiny import NUM_DIGITS, exact_match
 from support.tiny_run import metrics_of, rollmill, write_tiny_run
@@ -49,10 +50,16 @@ def write_sft_run(folder: Path, **changes: Any) -> Path:
     return config
 
 
-def test_sft_needs_no_engine_and_keeps_the_books_and_figures_of_any_run(tmp_path: Path) -> None:
-    done = rollmill("train", write_sft_run(tmp_path, **SMALL))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of four steps."""
+    folder = tmp_path_factory.mktemp("sft")
+    done = rollmill("train", write_sft_run(folder, **SMALL))
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
+    return folder / "run"
+
+
+def test_sft_needs_no_engine_and_keeps_the_books_and_figures_of_any_run(run: Path) -> None:
     assert [path.name for path in (run / "logs").iterdir() if "engine" in path.name] == []
     records = metrics_of(run, "train")
     assert [record["step"] for record in records] == [1, 2, 3, 4]
@@ -71,35 +78,34 @@ def test_sft_needs_no_engine_and_keeps_the_books_and_figures_of_any_run(tmp_path
     assert sample.response.endswith("<eos>")
 
 
-def test_a_stopped_sft_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    whole = write_sft_run(tmp_path / "a", **SMALL)
-    parted = write_sft_run(tmp_path / "b", **SMALL)
-    assert rollmill("train", whole).returncode == 0
+def test_a_stopped_sft_run_goes_on_as_if_it_had_not_stopped(run: Path, tmp_path: Path) -> None:
+    parted = write_sft_run(tmp_path, **SMALL)
     assert rollmill("train", parted, "run.num_steps=2").returncode == 0
     again = rollmill("train", parted)
     assert "resumed after step 2" in again.stdout, again.stderr
-    a, b = (metrics_of(tmp_path / name / "run", "train") for name in "ab")
+    runs = (run, tmp_path / "run")
+    a, b = (metrics_of(folder, "train") for folder in runs)
     for name in ("train/loss/total", "train/optimizer/grad_norm", "rollout/response_tokens"):
         assert [record[name] for record in a] == [record[name] for record in b], name
     taken = [
-        [s.metadata for s in read_samples(tmp_path / name / "run/samples/step_000004.parquet")]
-        for name in "ab"
+        [s.metadata for s in read_samples(folder / "samples/step_000004.parquet")]
+        for folder in runs
     ]
     assert taken[0] == taken[1]
-    assert read_report(tmp_path / "b/run/ledger.sqlite").num_issued == 4 * 8
+    assert read_report(tmp_path / "run/ledger.sqlite").num_issued == 4 * 8
 
 
 def test_sft_then_grpo_then_export(tmp_path: Path) -> None:
     changes = {"run__num_steps": 90, "rollout__batch_size": 64, "eval__at_start": False}
     taught = rollmill("train", write_sft_run(tmp_path / "sft", **changes))
     assert taught.returncode == 0, taught.stderr
-    assert rollmill("export", tmp_path / "sft/run", tmp_path / "student").returncode == 0
+    export_run(tmp_path / "sft/run", tmp_path / "student", dtype="float32")
 
     grpo = write_tiny_run(tmp_path / "grpo", model__path=str(tmp_path / "student"),
-                          run__num_steps=12)  # fmt: skip
+                          run__num_steps=8)  # fmt: skip
     trained = rollmill("train", grpo)
     assert trained.returncode == 0, trained.stderr
-    assert rollmill("export", tmp_path / "grpo/run", tmp_path / "final").returncode == 0
+    export_run(tmp_path / "grpo/run", tmp_path / "final", dtype="float32")
 
     (after_sft,) = metrics_of(tmp_path / "sft/run", "eval")
     before_grpo, after_grpo = metrics_of(tmp_path / "grpo/run", "eval")

@@ -34,16 +34,18 @@ PYTHONS = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
 Run = Callable[..., list[TestResult]]
 
 
-def run_here(program: str, *tests: dict[str, Any]) -> list[TestResult]:
-    return run_tests(program, list(tests) or [STDIN], Limits(**LIMITS))  # type: ignore[arg-type]
+def run_here(program: str, *tests: dict[str, Any], **limits: float) -> list[TestResult]:
+    wanted: dict[str, Any] = LIMITS | limits
+    return run_tests(program, list(tests) or [STDIN], Limits(**wanted))
 
 
-def run_as_ordinary_user(program: str, *tests: dict[str, Any]) -> list[TestResult]:
+def run_as_ordinary_user(program: str, *tests: dict[str, Any], **limits: float) -> list[TestResult]:
     """From a process that has given up root for good; its Python is one that it may run."""
     python = ordinary_python()
     if os.getuid() != 0 or python is None:
         pytest.skip("needs root, and a Python ≥ 3.11 and this package where any user can read them")
-    request = {"program": program, "tests": list(tests) or [STDIN], "limits": LIMITS}
+    wanted = LIMITS | limits
+    request = {"program": program, "tests": list(tests) or [STDIN], "limits": wanted}
     done = as_ordinary_user(python, input=json.dumps(request))
     answer = json.loads(done.stdout)
     assert answer["problem"] is None
@@ -133,7 +135,8 @@ def test_processes_and_threads_are_limited(run: Run) -> None:
 
 
 def test_a_memory_bomb_is_contained(run: Run) -> None:
-    result = run("data = []\nwhile True:\n    data.append(bytearray(10**7))")[0]
+    patient = {"test_s": 20.0, "total_s": 30.0}  # the memory is to end it, not the time
+    result = run("data = []\nwhile True:\n    data.append(bytearray(10**7))", **patient)[0]
 
     assert result.status != "ok"
     assert "MemoryError" in result.detail
