@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from rollmill.config.sampling import SamplingConfig
@@ -269,9 +268,3 @@ def mask_older_than(sample: Sample, version: int) -> int:
             sample.segments[number] = segment.untrainable()
             masked += len(segment)
     return masked
-
-
-def response_versions(sample: Sample) -> list[int]:
-    """Distinct weight versions of the sample's trainable tokens, ascending."""
-    versions = sample.weight_versions[sample.loss_mask]
-    return [int(v) for v in np.unique(versions)]

@@ -76,11 +76,6 @@ class StalenessGate:
         """Groups admitted and neither in a batch nor gone."""
         return len(self._live)
 
-    @property
-    def num_finished(self) -> int:
-        """Live groups that a batch could take."""
-        return self._num_finished
-
     def num_to_admit(self) -> int:
         """How many groups may be submitted now (rule 1), and are needed."""
         num_batches = self._bound + 1 - (self._num_taken - self._version)
@@ -123,10 +118,6 @@ class StalenessGate:
     def drop(self, group: int) -> None:
         """A live group is gone: rejected, failed or given back."""
         self._num_finished -= self._live.pop(group).is_finished
-
-    def oldest_unfinished(self) -> int | None:
-        """The group in flight that the next batch waits for first; None when none is in flight."""
-        return next((g for g, live in self._live.items() if not live.is_finished), None)
 
     def take_batch(self) -> list[int] | None:
         """The groups of the next step, in order of admission; None when it must wait (rule 2)."""
