@@ -3,9 +3,9 @@
 After one step in bfloat16 most elements are what they were: small updates round to nothing. The
 trainer writes the difference into the shared folder, and the engines apply it; see
 `exchange/delta.py`. They work out and check the new weights before generation is held, at the cost
-of one more copy of the weights that change until they are put in. An engine that holds other weights
-than the difference starts from loads all of them instead, which is logged and counted. SGLang has
-no call for it, so it needs embedded engines.
+of one more copy of the weights that change until they are put in. An engine that holds other
+weights than the difference starts from loads all of them instead, which is logged and counted.
+SGLang has no call for it, so it needs embedded engines.
 """
 
 from __future__ import annotations
