@@ -9,14 +9,21 @@ from typing import Any
 from tiny_study.arms import ARMS
 from tiny_study.models import STUDENTS
 from tiny_study.results import Record, Runs, Spread, table
+from tiny_study.settings import FULL
 
 BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
+TRIAL = (
+    "**A trial with small sizes: it shows that the study works. Nothing is concluded from its "
+    "numbers.**"
+)
 PHASES = ("prepare", "generate", "score", "train")
 
 
 def report(results: Record) -> str:
     """Everything that was measured, in Markdown."""
     parts = [_sizes(results)]
+    if results["settings"] != FULL.as_dict():
+        parts.insert(0, TRIAL)
     for student in STUDENTS:
         parts += [_heading(results, student), _arms(results, student)]
     parts += [

@@ -27,7 +27,8 @@ class Spread:
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.deviation:.3f}"
+        mean = f"{self.mean:.3f}"
+        return mean if len(self.values) == 1 else f"{mean} ± {self.deviation:.3f}"
 
     def __sub__(self, other: Spread) -> Spread:
         pairs = zip(self.values, other.values, strict=True)
