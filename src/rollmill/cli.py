@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
-import signal
-import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from rollmill import __version__
+from rollmill.cli_process import (
+    collect_garbage_seldom,
+    fail,
+    log_to,
+    quiet_libraries,
+    run_until_signal,
+)
 from rollmill.errors import RollmillError
-from rollmill.event_loop import new_event_loop
 from rollmill.plan.commands import plan
 from rollmill.viewer.commands import view
 
@@ -47,7 +49,7 @@ def main() -> None:
     try:
         app()
     except RollmillError as error:
-        _fail(error)
+        fail(error)
 
 
 @app.callback(invoke_without_command=True)
@@ -66,13 +68,13 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
     from rollmill.loop.train import train as run_training
     from rollmill.telemetry.console import RunView
 
-    _quiet_libraries()
+    quiet_libraries()
     settings = load_config(config, overrides or [])
-    _log_to(settings.run.dir / "logs" / "driver.log")
-    _collect_garbage_seldom()
+    log_to(settings.run.dir / "logs" / "driver.log")
+    collect_garbage_seldom()
     with RunView(is_on=settings.telemetry.console, num_steps=settings.run.num_steps) as view:
         stop = asyncio.Event()
-        result = _run(
+        result = run_until_signal(
             run_training(settings, base_dir=config.resolve().parent, view=view, stop=stop), stop
         )
     steps = f"{result.step} of {settings.run.num_steps} steps"
@@ -94,9 +96,9 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 def rollout(
     config: ConfigPath,
     overrides: Overrides = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder to write, a new one.")
-    ] = Path("rollouts"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write, a new one.")] = Path(
+        "rollouts"
+    ),
     batches: Annotated[int, typer.Option(help="Batches of rollout.batch_size prompts.", min=1)] = 1,
 ) -> None:
     """Generate and judge answers without training: CONFIG's model or its newest checkpoint."""
@@ -104,11 +106,11 @@ def rollout(
     from rollmill.loop.rollout import collect
     from rollmill.telemetry.console import RunView
 
-    _quiet_libraries()
+    quiet_libraries()
     settings = load_config(config, overrides or [])
-    _collect_garbage_seldom()
+    collect_garbage_seldom()
     with RunView(is_on=True, num_steps=batches) as view:
-        done = _run(
+        done = run_until_signal(
             collect(
                 settings, base_dir=config.resolve().parent, out=out, num_batches=batches, view=view
             )
@@ -127,10 +129,10 @@ def evaluate(config: ConfigPath, overrides: Overrides = None) -> None:
     from rollmill.loop.evaluate import evaluate as run_evaluation
     from rollmill.telemetry.console import RunView
 
-    _quiet_libraries()
+    quiet_libraries()
     settings = load_config(config, overrides or [])
     with RunView(is_on=True, num_steps=settings.run.num_steps) as view:
-        _run(run_evaluation(settings, base_dir=config.resolve().parent, view=view))
+        run_until_signal(run_evaluation(settings, base_dir=config.resolve().parent, view=view))
 
 
 @app.command()
@@ -147,7 +149,7 @@ def check(
 
     `check rewards CONFIG` grades all labels of the training data as answers, and wrong answers.
     """
-    _quiet_libraries()
+    quiet_libraries()
     if arguments[0] == "rewards":
         raise typer.Exit(_check_rewards(arguments[1:]))
     from rich.console import Console
@@ -247,7 +249,7 @@ def serve(
     from rollmill.engine.open_files import raise_limit
     from rollmill.models import resolve_model
 
-    _quiet_libraries()
+    quiet_libraries()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     raise_limit()
     settings = load_embedded(overrides or [])
@@ -290,7 +292,7 @@ def export(
     """Write the newest checkpoint of RUN as a Hugging Face model folder."""
     from rollmill.loop.export import export_run
 
-    _quiet_libraries()
+    quiet_libraries()
     folder = export_run(run, out, dtype=dtype)
     typer.echo(f"wrote {folder}")
 
@@ -311,7 +313,7 @@ def replay(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from rollmill.loop.replay import replay_run
 
-    _quiet_libraries()
+    quiet_libraries()
     replay_run(run, step, overrides or [])
 
 
@@ -326,10 +328,10 @@ def distill_prepare(config: ConfigPath, overrides: Overrides = None) -> None:
     from rollmill.distill.view import PrepareView
     from rollmill.loop.distill import prepare_answers
 
-    _quiet_libraries()
+    quiet_libraries()
     settings = load_config(config, overrides or [])
     with PrepareView() as view:
-        manifest = _run(
+        manifest = run_until_signal(
             prepare_answers(settings, base_dir=config.resolve().parent, on_progress=view.show)
         )
     typer.echo(f"wrote {len(manifest.shards)} shards to {settings.opd.data}")
@@ -337,71 +339,6 @@ def distill_prepare(config: ConfigPath, overrides: Overrides = None) -> None:
         typer.echo(f"  {phase:<9} {seconds:8.1f} s")
     typer.echo(f"  {manifest.generated_tokens} tokens generated and scored")
     typer.echo(f"next: rollmill train {config} with opd.mode: offline")
-
-
-def _run(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> Any:
-    """Run to the end. The first SIGINT or SIGTERM asks to stop, the second one cancels."""
-
-    async def with_signals() -> Any:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-
-        def on_signal() -> None:
-            if stop is None or stop.is_set():
-                task.cancel()
-                return
-            stop.set()
-            typer.echo("\nstopping after this step (once more: stop now, without saving)", err=True)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-        return await task
-
-    try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(with_signals())
-    except asyncio.CancelledError:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(130) from None
-
-
-def _quiet_libraries() -> None:
-    """No network, no progress bars, no advice from libraries in the terminal."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def _collect_garbage_seldom() -> None:
-    """Thousands of requests in flight make many objects and few cycles.
-
-    With Python's own thresholds a full collection held the event loop of 4,096 requests in flight
-    for up to 0.7 s. With these a small one takes less than 10 ms, and a batch of rollouts puts the
-    others off.
-    """
-    gc.freeze()
-    gc.set_threshold(20_000, 250, 1000)
-
-
-def _log_to(path: Path) -> None:
-    """Everything to the run's log; warnings to the terminal too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    to_file = logging.FileHandler(path)
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    to_terminal = logging.StreamHandler()
-    to_terminal.setLevel(logging.WARNING)
-    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[to_file, to_terminal], force=True)
-
-
-def _fail(error: RollmillError) -> NoReturn:
-    style = sys.stderr.isatty()
-    bold, plain = ("\033[1;31m", "\033[0m") if style else ("", "")
-    typer.echo(f"{bold}error:{plain} {error.what}", err=True)
-    for label, text in error.parts():
-        typer.echo(f"  {label + ':':<10}{text}", err=True)
-    raise SystemExit(2)
 
 
 if __name__ == "__main__":
