@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from enum import Enum
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -49,7 +50,7 @@ def default_text(info: FieldInfo) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, tuple):
-        return str(list(default))
+        return f"[{', '.join(map(str, default))}]"
     return str(default)
 
 
@@ -80,6 +81,8 @@ def _type_name(annotation: Any) -> str:
         return " | ".join(_type_name(a) for a in typing.get_args(annotation))
     if origin is tuple:
         return f"list of {_type_name(typing.get_args(annotation)[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " | ".join(str(choice.value) for choice in annotation)
     if origin is dict:
         return "mapping"
     if annotation is type(None):
