@@ -61,8 +61,8 @@ class WeightWriter:
             `num_bytes`, `seconds` and `changed_share`: the share of elements, in the written
             precision, that differ from those written before (None the first time); and as
             `WeightStore.stage` has them: `weights`, `checksums`, `algorithm`. Nothing on ranks that
-            do not write; on the one that does, `error` alone when it could not (a full disk), so that
-            the other ranks go on.
+            do not write; on the one that does, `error` alone when it could not (a full disk), so
+            that the other ranks go on.
         """
         start = time.perf_counter()
         tensors = engine_tensors(self._model, dtype)
