@@ -24,13 +24,19 @@ from rollmill.telemetry.samples import read_samples
 from support.tiny import warm_start
 from support.tiny_run import metrics_of, rollmill, write_tiny_run
 
+AHEAD = {
+    "rollout__asynchronous": True,
+    "trainer__algorithm": {"importance_correction": "truncate"},
+}
 BOTH_CORES = {"engine__embedded": {"max_running_requests": 256}, "trainer__num_threads": 2}
 ROWS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("in turns", 0, {}),
     ("in turns, 2 threads", 0, BOTH_CORES),
     ("S = 0", 0, {"rollout__asynchronous": True}),
-    ("S = 1", 1, {"rollout__asynchronous": True}),
-    ("S = 4", 4, {"rollout__asynchronous": True}),
+    ("S = 1", 1, AHEAD),
+    ("S = 4", 4, AHEAD),
+    ("S = 1, uncorrected", 1, {"rollout__asynchronous": True}),
+    ("S = 4, uncorrected", 4, {"rollout__asynchronous": True}),
 )
 
 

@@ -95,6 +95,13 @@ MISTAKES = [
         "rollout.partial_rollout",
         "nothing is ever unfinished",
     ),
+    Mistake(
+        "stale and uncorrected",
+        ("rollout.asynchronous=true", "rollout.max_staleness=2"),
+        W,
+        "trainer.algorithm.importance_correction",
+        "older weights",
+    ),
     Mistake("no evaluation", ("eval.datasets=[]",), W, "eval.datasets", "no evaluation"),
     Mistake("never saved", ("run.num_steps=100",), W, "run.save_every", "nothing is saved"),
     Mistake(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rollmill.checks.finding import Finding, ok, warning
 from rollmill.config import Config
+from rollmill.config.trainer import AlgorithmConfig
 
 HIGH_LR = 5e-4
 LOW_BF16_LR = 3e-6
@@ -107,6 +108,19 @@ def _staleness(config: Config) -> Iterator[Finding]:
             "with max_staleness 0 every token of an earlier step is masked",
             "raise rollout.max_staleness",
         )
+    algorithm = config.trainer.algorithm
+    is_stale = config.rollout.asynchronous and config.rollout.max_staleness > 0
+    if is_stale and _is_uncorrected(algorithm):
+        yield warning(
+            "trainer.algorithm.importance_correction",
+            "asynchronous answers are written by older weights, and nothing corrects for it: a "
+            "step's ratio starts from the trainer's own log-probs, so it is 1 for the first update",
+            "set importance_correction: truncate (or old_log_probs: rollout)",
+        )
+
+
+def _is_uncorrected(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.importance_correction == "none" and algorithm.old_log_probs == "recompute"
 
 
 def _evaluation(config: Config) -> Iterator[Finding]:
