@@ -143,7 +143,7 @@ def divergence(config: Any, student: Path, teacher: Path) -> dict[str, float]:
         [row.prompt_tokens.tolist() for row in rows[:NUM_MEASURED]],
         max_new_tokens=config.rollout.sampling.max_new_tokens,
         end_ids=end_ids_of(teacher),
-        batch_size=8,
+        batch_size=32,
     )
     return {"mean": measured.per_answer, "standard_error": measured.standard_error}
 

@@ -135,11 +135,20 @@ def _divergence(student: Any, teacher: Any, tokens: Tensor, mask: Tensor, width:
     """float64 [B, R]: KL(student ‖ teacher) in the state before each answer token."""
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
 
-    def log_probs(model: Any) -> Tensor:
-        logits = model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
-        ).logits[:, width - 1 : -1]
-        return torch.log_softmax(logits.double(), dim=-1)
+    def logits_of(model: Any) -> Tensor:
+        kept = tokens.shape[1] - width + 1
+        logits: Tensor = model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=kept,
+        ).logits
+        return logits[:, :-1]
 
-    own = log_probs(student)
-    return (own.exp() * (own - log_probs(teacher))).sum(dim=-1)
+    def divergence(own: Tensor, other: Tensor) -> Tensor:
+        log_probs = own.double().log_softmax(dim=-1)
+        return (log_probs.exp() * (log_probs - other.double().log_softmax(dim=-1))).sum(dim=-1)
+
+    rows = zip(logits_of(student), logits_of(teacher), strict=True)
+    return torch.stack([divergence(own, other) for own, other in rows])
