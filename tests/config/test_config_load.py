@@ -4,7 +4,8 @@ import pytest
 
 from rollmill.config import Config
 from rollmill.config.describe import describe_config
-from rollmill.config.load import apply_override, load_config, parse_config, to_plain, walk_fields
+from rollmill.config.fields import walk_fields
+from rollmill.config.load import apply_override, load_config, parse_config, to_plain
 from rollmill.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rollmill.config.load import walk_fields
+from rollmill.config.fields import walk_fields
 from rollmill.config.reference import config_reference
 from rollmill.config.root import Config
 

@@ -28,3 +28,19 @@ class Section(BaseModel):
             and "off" in get_args(info.annotation)
         }
         return {**values, **meant} if meant else values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_section_has_its_defaults(cls, values: Any) -> Any:
+        """`run:` with nothing below it (every line commented out) is a section without changes."""
+        if not isinstance(values, dict):
+            return values
+        empty: dict[str, Any] = {
+            name: {}
+            for name, info in cls.model_fields.items()
+            if name in values
+            and values[name] is None
+            and isinstance(info.annotation, type)
+            and issubclass(info.annotation, Section)
+        }
+        return {**values, **empty} if empty else values

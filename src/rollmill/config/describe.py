@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rollmill.config.load import section_of, walk_fields
+from rollmill.config.fields import section_of, walk_fields
 from rollmill.config.root import Config
 
 

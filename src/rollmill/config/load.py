@@ -7,17 +7,15 @@ and, for a misspelled name, the nearest right one. All mistakes are reported tog
 from __future__ import annotations
 
 import difflib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from rollmill.config.engine import EmbeddedEngineConfig
+from rollmill.config.mistakes import as_config_error
 from rollmill.config.root import Config
 from rollmill.errors import ConfigError
 
@@ -43,7 +41,7 @@ def parse_config(values: Mapping[str, Any], *, where: str = "configuration") -> 
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise _as_config_error(error, Config, where) from None
+        raise as_config_error(error, Config, where) from None
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
@@ -61,12 +59,17 @@ def apply_override(values: dict[str, Any], override: str) -> None:
             "an override cannot be read",
             where=override,
             expected="section.field=value, for example trainer.optimizer.lr=1e-5",
+            fix="no spaces around =; `rollmill config` prints every field",
         )
     try:
         value = _yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"the value of an override is not YAML: {_one_line(error)}", where=override
+            "the value of an override is not YAML",
+            where=override,
+            expected="section.field=value, for example trainer.optimizer.lr=1e-5",
+            found=_problem(error),
+            fix="put the whole in quotes for the shell: 'engine.urls=[\"http://gpu1:30000\"]'",
         ) from None
     node: Any = values
     for depth, step in enumerate(steps[:-1]):
@@ -96,12 +99,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the configuration file cannot be read: {error}", where=str(path)
+            "the configuration file cannot be read",
+            where=str(path),
+            expected="a YAML file in UTF-8",
+            found=_unreadable(error),
+            fix="give the file itself" if path.is_dir() else "check its permissions and encoding",
         ) from None
     try:
         values = _yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML: {_one_line(error)}", where=str(path)) from None
+        raise _not_yaml(error, text, path) from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -110,8 +117,43 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             where=str(path),
             expected="a mapping such as `model: {path: …}`",
             found=type(values).__name__,
+            fix="begin lines with the name of a section and a colon; examples/ has working files",
         )
     return values
+
+
+def _not_yaml(error: yaml.YAMLError, text: str, path: Path) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    lines = text.splitlines()
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    return ConfigError(
+        "not valid YAML",
+        where=f"{path}:{mark.line + 1}" if mark is not None else str(path),
+        expected="a tab is no indentation: spaces" if "\t" in line else None,
+        found=_problem(error) + (f": {line.strip()}" if line.strip() else ""),
+        fix=_yaml_fix(_problem(error), line),
+    )
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """What the parser says, without the places it repeats."""
+    said = (getattr(error, "context", None), getattr(error, "problem", None))
+    return " ".join(part for part in said if part) or " ".join(str(error).split())
+
+
+def _yaml_fix(problem: str, line: str) -> str:
+    if "\t" in line:
+        return "indent with spaces"
+    if "given twice" in problem:
+        return "put both under one, or remove one of them"
+    return (
+        "look at this line and the one above: brackets and quotes that are not closed, "
+        "indentation, a space after each colon"
+    )
+
+
+def _unreadable(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 class _Loader(yaml.SafeLoader):
@@ -155,10 +197,6 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _nearest_file(path: Path) -> str | None:
     folder = path.parent
     if not folder.is_dir():
@@ -184,8 +222,11 @@ def _list_index(node: list[Any], step: str, path: str, override: str) -> int:
     raise ConfigError(
         "an override points into a list",
         where=override,
-        expected=f"at {path}: a number from 0 to {len(node) - 1}",
-        found=step,
+        expected=f"at {path}: a number from 0 to {len(node) - 1}"
+        if node
+        else "a list with entries",
+        found=step if node else "an empty one",
+        fix="set the whole list instead, or add the entry to the file",
     )
 
 
@@ -195,92 +236,8 @@ def _leads_through_value(path: str, node: Any, override: str) -> ConfigError:
         where=override,
         expected=f"{path} to be a section",
         found=repr(node),
+        fix=f"set {path} itself, or make it a section in the file",
     )
-
-
-def _as_config_error(error: ValidationError, root: type[BaseModel], where: str) -> ConfigError:
-    problems = [_describe(details, root) for details in error.errors()]
-    if len(problems) == 1:
-        what, place, expected, found, fix = problems[0]
-        return ConfigError(
-            what, where=f"{place} in {where}", expected=expected, found=found, fix=fix
-        )
-    lines = [_render(problem) for problem in problems]
-    return ConfigError(
-        f"{len(problems)} mistakes in the configuration:\n" + "\n".join(lines), where=where
-    )
-
-
-Problem = tuple[str, str, str | None, str | None, str | None]
-
-
-def _render(problem: Problem) -> str:
-    what, place, expected, found, fix = problem
-    tail = [
-        f"expected {expected}" if expected else "",
-        f"found {found}" if found else "",
-        fix or "",
-    ]
-    return f"  - {place}: {what}" + "".join(f"; {part}" for part in tail if part)
-
-
-def _describe(details: ErrorDetails, root: type[BaseModel]) -> Problem:
-    location = [str(part) for part in details["loc"]]
-    place = ".".join(location) or "the whole"
-    kind = details["type"]
-    if kind == "extra_forbidden":
-        names = _known_names(root, location[:-1])
-        near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
-        fix = f"did you mean `{near[0]}`?" if near else _elsewhere(root, location[-1])
-        return ("there is no such field", place, f"one of {', '.join(sorted(names))}", None, fix)
-    if kind == "missing":
-        return ("a required field is missing", place, "a value", "nothing", None)
-    if kind == "value_error":
-        message = details["msg"].removeprefix("Value error, ")
-        return (message, place, None, None, None)
-    found = repr(details["input"])
-    expected = details["msg"].removeprefix("Input should be ").removeprefix("Value should be ")
-    return ("the value cannot be used", place, expected, found[:200], None)
-
-
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic model inside an annotation such as `X | None` or `tuple[X, ...]`, if any."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, list):
-        for argument in typing.get_args(annotation):
-            if (found := section_of(argument)) is not None:
-                return found
-    return None
-
-
-def _known_names(root: type[BaseModel], location: list[str]) -> list[str]:
-    node: type[BaseModel] | None = root
-    for step in location:
-        if node is None or step.isdigit():
-            continue
-        info = node.model_fields.get(step)
-        node = section_of(info.annotation) if info else None
-    return list(node.model_fields) if node else []
-
-
-def _elsewhere(root: type[BaseModel], name: str) -> str | None:
-    """A field of that name in another section, for users who put it in the wrong one."""
-    for path, _ in walk_fields(root):
-        if path.rpartition(".")[2] == name:
-            return f"there is a field of that name elsewhere: `{path}`"
-    return None
-
-
-def walk_fields(section: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Every leaf and section of the configuration: (dotted path, pydantic FieldInfo)."""
-    for name, info in section.model_fields.items():
-        path = f"{prefix}{name}"
-        yield path, info
-        nested = section_of(info.annotation)
-        if nested is not None:
-            is_list = typing.get_origin(info.annotation) in (tuple, list)
-            yield from walk_fields(nested, f"{path}.0." if is_list else f"{path}.")
 
 
 def load_embedded(overrides: Iterable[str]) -> EmbeddedEngineConfig:
@@ -295,4 +252,4 @@ def load_embedded(overrides: Iterable[str]) -> EmbeddedEngineConfig:
     try:
         return EmbeddedEngineConfig.model_validate(values)
     except ValidationError as error:
-        raise _as_config_error(error, EmbeddedEngineConfig, "engine.embedded") from None
+        raise as_config_error(error, EmbeddedEngineConfig, "engine.embedded") from None

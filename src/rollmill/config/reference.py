@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rollmill.config.describe import default_text, meaning_text, type_text
-from rollmill.config.load import section_of
+from rollmill.config.fields import section_of
 from rollmill.config.root import Config
 
 INTRODUCTION = """\
