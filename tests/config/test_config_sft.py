@@ -72,6 +72,11 @@ REFUSED = {
         "does not go together with partial_rollout",
     ),
     "a limit of prompts": (("data.max_prompt_tokens=9",), "max_prompt_tokens: expected null"),
+    "a generation prompt of one's own": (
+        ("data.chat_template_kwargs.add_generation_prompt=true",),
+        "found add_generation_prompt (rollmill gives it itself",
+    ),
+    "tools of one's own": (("data.chat_template_kwargs.tools=x",), "found tools (rollmill"),
     "conversations without a template": (
         ("data.apply_chat_template=false",),
         "conversations need apply_chat_template",

@@ -47,9 +47,24 @@ def test_folders_without_usable_weights_are_errors(model: Path, tmp_path: Path) 
     (model / "model.safetensors").write_bytes(whole[:-100])
     with pytest.raises(ModelError, match=r"cannot be read[\s\S]*ends at byte"):
         weights_hash(model)
-    (model / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00 not json here")
-    with pytest.raises(ModelError, match="cannot be read"):
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x0e\x00\x00\x00\x00\x00\x00\x00 not json here",
+        b"\x02\x00\x00\x00\x00\x00\x00\x00[]",
+        b'\x08\x00\x00\x00\x00\x00\x00\x00{"a":[]}',
+        b"\xff" * 16,
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123456\n",
+        b"",
+    ],
+)
+def test_what_is_no_safetensors_file_is_an_error(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="cannot be read") as error:
         weights_hash(model)
+    assert "git lfs pull" in str(error.value.fix)
 
 
 def change_vocabulary(tokenizer: Any) -> None:

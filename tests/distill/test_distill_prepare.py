@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from distill_helpers import NUM_PROMPTS, World, config_of, plain_config, prepare_now
+from distill_helpers import NUM_PROMPTS, World, config_of, plain_config, prepare_now, spoil
 
 from rollmill.distill.manifest import read_manifest
 from rollmill.distill.shards import file_hash
@@ -91,6 +94,63 @@ def test_a_damaged_shard_is_done_again_and_the_others_are_not(world: World, copy
     prepare_now(world, config_of(world, opd__data=str(copy)))
     assert pq.read_table(damaged)["response_tokens"].to_pylist() == answers
     assert good.stat().st_mtime_ns == was_written
+
+
+@pytest.mark.parametrize("is_another_shard", [False, True])
+def test_a_shard_of_other_answers_than_its_own_is_done_again(
+    world: World, copy: Path, is_another_shard: bool
+) -> None:
+    """Its rows are good and of the same settings; only they are not all, or another shard's."""
+    shard = copy / "shard_00001.parquet"
+    answers = pq.read_table(shard)["response_tokens"].to_pylist()
+    if is_another_shard:
+        shutil.copy(copy / "shard_00000.parquet", shard)
+    else:
+        spoil(copy, lambda rows: rows.pop(1))
+    manifest = prepare_now(world, config_of(world, opd__data=str(copy)))
+    assert pq.read_table(shard)["response_tokens"].to_pylist() == answers
+    assert sum(entry.num_rows for entry in manifest.shards) == 2 * NUM_PROMPTS
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The `data` section of a file with these rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"path": str(path)}
+
+
+@pytest.mark.parametrize("change", [{"label": "other"}, {"metadata": {"teacher": "b"}}])
+def test_what_the_data_says_beside_a_prompt_is_a_setting_too(
+    world: World, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """It goes into the rows, and decides who scores them."""
+    row = {"prompt": "312", "label": "123"}
+    teacher = {"url": world.teacher_url}
+    changes: dict[str, Any] = {
+        "opd__data": str(tmp_path / "new"),
+        "opd__teachers": {"b": teacher},
+        "data": write_rows(tmp_path / "rows.jsonl", [row]),
+    }
+    prepare_now(world, config_of(world, **changes))
+    write_rows(tmp_path / "rows.jsonl", [row | change])
+    with pytest.raises(ConfigError, match="prepared with other settings") as error:
+        prepare_now(world, config_of(world, **changes))
+    assert str(error.value.expected).startswith("prompts: ")
+
+
+def test_prompts_with_images_are_refused_before_an_answer_is_drawn(
+    world: World, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "312", "label": ""}, {"prompt": "21", "label": "", "images": ["a.png"]}]
+    changes: dict[str, Any] = {
+        "opd__data": str(tmp_path / "new"),
+        "data": write_rows(tmp_path / "rows.jsonl", rows),
+    }
+    with pytest.raises(DataError, match="with images cannot be prepared") as error:
+        prepare_now(world, config_of(world, **changes))
+    assert error.value.where == f"{tmp_path / 'rows.jsonl'}:2"
+    assert not (tmp_path / "new").exists()
+    changes["data"]["images_key"] = None
+    assert prepare_now(world, config_of(world, **changes)).is_complete
 
 
 @pytest.mark.parametrize(

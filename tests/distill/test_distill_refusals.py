@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from distill_helpers import World, config_of, open_answers, prepare_now, spoil
 
@@ -257,6 +259,20 @@ def test_a_missing_shard_is_refused(world: World, copy: Path) -> None:
         open_answers(world, copy)
 
 
+@pytest.mark.parametrize("column", ["response", "prompt_json", "checksum"])
+def test_a_text_that_is_no_unicode_is_a_damaged_file(world: World, copy: Path, column: str) -> None:
+    """A flipped bit in a compressed page leaves a file that can be read, until somebody looks."""
+    path = copy / "shard_00001.parquet"
+    table = pq.read_table(path)
+    flipped = pa.array([b"\xff"] * table.num_rows, pa.binary()).view(pa.string())
+    number = table.schema.names.index(column)
+    pq.write_table(table.set_column(number, table.schema.field(column), flipped), path)
+    with pytest.raises(DataError, match=r"cannot be read[\s\S]*shard_00001"):
+        open_answers(world, copy)
+    assert prepare_now(world, config_of(world, opd__data=str(copy))).is_complete
+    assert len(open_answers(world, copy)) == 48
+
+
 def test_a_preparation_that_did_not_finish_is_refused(world: World, copy: Path) -> None:
     write_manifest(copy, msgspec.structs.replace(read_manifest(copy), is_complete=False))
     with pytest.raises(DataError, match="did not finish"):
@@ -384,13 +400,49 @@ def test_rows_that_name_no_known_teacher_are_refused_before_an_answer_is_drawn(
         read_and_check(live, tmp_path)
 
 
-def test_a_generate_function_of_the_users_cannot_be_prepared_with(
+def test_rows_of_a_table_that_name_no_teacher_have_the_one_without_a_name(
     world: World, tmp_path: Path
 ) -> None:
-    changes = {"opd__data": str(tmp_path / "new"), "rollout__hooks": {"generate": "mine:turns"}}
+    """In a table every row has every column: the teacher's is null there."""
+    rows = [{"prompt": "31425", "metadata": {"teacher": name}} for name in (None, "other")]
+    data = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), data)
+    changes: dict[str, Any] = {
+        "opd__data": str(tmp_path / "new"),
+        "opd__teachers": {"other": {"url": world.student_url}},
+        "opd__allow_mismatch": ["teacher"],
+        "data": {"path": str(data), "label_key": None},
+    }
+    prepare_now(world, config_of(world, **changes))
+    source = open_answers(world, tmp_path / "new", opd__allow_mismatch=["teacher"])
+    first, second = (place.read() for place in source.recording.places[::2])
+    assert (first.teacher, second.teacher) == ("", "other")
+    assert np.abs(second.teacher_log_probs - second.student_log_probs).max() < 1e-4
+    assert np.abs(first.teacher_log_probs - first.student_log_probs).max() > 1e-2
+
+
+def test_a_teacher_that_is_no_name_is_refused(world: World, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "31", "metadata": {"teacher": ["a"]}}) + "\n")
+    sources = {"path": str(data), "label_key": None}
+    config = config_of(world, opd__data=str(tmp_path / "new"), data=sources)
+    with pytest.raises(DataError, match="no teacher for rows"):
+        prepare_now(world, config)
+
+
+@pytest.mark.parametrize("name", ["generate", "rollout", "data_source"])
+def test_functions_of_the_users_that_would_be_left_out_are_refused(
+    world: World, tmp_path: Path, name: str
+) -> None:
+    changes: dict[str, Any] = {
+        "opd__mode": "off",
+        "opd__data": str(tmp_path / "new"),
+        "rollout__source": "generate",
+        "rollout__hooks": {name: "mine:function"},
+    }
     with pytest.raises(ConfigError, match="cannot be prepared") as error:
         prepare_now(world, config_of(world, **changes))
-    assert error.value.where == "rollout.hooks.generate"
+    assert error.value.where == f"rollout.hooks.{name}"
 
 
 # -- the configuration ---------------------------------------------------------------------------
@@ -408,6 +460,11 @@ def test_a_generate_function_of_the_users_cannot_be_prepared_with(
             "importance_correction: expected none",
         ),
         ({"rollout__source": "generate"}, "rollout.source: expected replay"),
+        ({"data__sft": {}}, "data.sft: expected null with opd.mode: offline"),
+        (
+            {"opd__mode": "live", "rollout__source": "replay"},
+            "rollout.source: expected generate with opd.mode: live",
+        ),
         ({"opd__data": None}, "data: expected the folder"),
         ({"opd__mode": "live", "opd__teacher": None}, "expected a teacher's path or url"),
         ({"opd__mode": "live", "opd__importance": "truncate"}, "importance: expected none"),

@@ -223,3 +223,21 @@ def test_unknown_teachers_are_named_in_the_error() -> None:
     with pytest.raises(RolloutError, match="'c'") as error:
         teachers.name_for(Sample(prompt_tokens=int_array([5]), metadata={"teacher": "c"}))
     assert error.value.expected == "'a', 'b'"
+
+
+def test_an_answer_about_images_fails_before_a_teacher_guesses_without_them() -> None:
+    """A generate function of the user's may send images; teachers are sent tokens only."""
+    scorer = CountingScorer()
+
+    async def main() -> None:
+        sample = Sample(
+            prompt_tokens=int_array([5, 6]),
+            segments=[Segment.from_engine([7], [-0.5], 0)],
+            multimodal_inputs={"images": ["a.png"]},
+            status=Status.COMPLETED,
+        )
+        with pytest.raises(RolloutError, match="has images"):
+            await Teachers({"": scorer}).score(sample)
+        assert scorer.seen == []
+
+    run(main)

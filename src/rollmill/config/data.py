@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from rollmill.config.base import Section
 from rollmill.config.sft import SftConfig
 
+_SET_BY_US = ("conversation", "tools", "tokenize", "return_dict")
+"""Arguments of `apply_chat_template` that are no variables of the template."""
+
 
 class DatasetConfig(Section):
     """One data set: files, or a procedural task."""
@@ -94,5 +97,11 @@ class DatasetConfig(Section):
             raise ValueError(
                 "system_prompt and chat_template_kwargs need apply_chat_template: true "
                 "(without the template, prompts are used as they are)"
+            )
+        taken = {*_SET_BY_US, *(("add_generation_prompt",) if self.sft else ())}
+        if wrong := sorted(taken & {*self.chat_template_kwargs}):
+            raise ValueError(
+                f"chat_template_kwargs: expected names that the template reads, found {wrong[0]} "
+                "(rollmill gives it itself, from the rows and the other fields of data)"
             )
         return self

@@ -158,6 +158,11 @@ def check_opd(opd: OpdConfig, rollout: RolloutConfig, algorithm: AlgorithmConfig
         )
     if algorithm.loss == "sft":
         raise ValueError("trainer.algorithm.loss: sft has no advantages, and so no distillation")
+    if opd.mode == "live" and rollout.is_replay:
+        raise ValueError(
+            "rollout.source: expected generate with opd.mode: live (teachers score answers when "
+            "engines have written them; recorded ones are for opd.mode: offline), found replay"
+        )
     if opd.mode == "offline":
         _check_offline(rollout, algorithm)
 

@@ -46,6 +46,11 @@ def check_answers(config: Config) -> None:
 
 def _check_replay(config: Config) -> None:
     algorithm, is_distillation = config.trainer.algorithm, config.opd.mode == "offline"
+    if is_distillation and config.data.sft is not None:
+        raise ValueError(
+            "data.sft: expected null with opd.mode: offline (the answers to learn are those of "
+            "opd.data), found a section"
+        )
     has_source = config.rollout.hooks.data_source is not None
     if config.data.sft is None and not has_source and not is_distillation:
         raise ValueError(
@@ -111,9 +116,6 @@ def _check_sft_loss(config: Config) -> None:
 
 
 def _is_selective(config: Config) -> bool:
-    filters, hooks = config.rollout.filters, config.rollout.hooks
-    chosen = (
-        filters.dynamic, filters.over_sampling, filters.min_mean_reward, filters.max_mean_reward,
-        hooks.sample_filter, hooks.batch_converter, hooks.rollout,
-    )  # fmt: skip
-    return any(each is not None for each in chosen)
+    hooks = config.rollout.hooks
+    chosen = (hooks.sample_filter, hooks.batch_converter, hooks.rollout)
+    return config.rollout.filters.is_selective or any(each is not None for each in chosen)

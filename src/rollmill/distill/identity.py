@@ -68,7 +68,11 @@ def weights_hash(folder: Path) -> str:
         for name, entry in _tensor_entries(file)
     )
     if not tensors:
-        raise ModelError("the model folder has no safetensors weights", where=str(folder))
+        raise ModelError(
+            "the model folder has no safetensors weights",
+            where=str(folder),
+            fix="load it with transformers once and call save_pretrained",
+        )
     for name, (dtype, shape, start, stop), file in tensors:
         digest.update(json.dumps([name, dtype, shape]).encode())
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as data:
@@ -102,21 +106,23 @@ def _tensor_entries(file: Path) -> Iterator[tuple[str, tuple[str, list[int], int
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(_HEADER_BYTES), "little")
+            base, size = _HEADER_BYTES + length, file.stat().st_size
+            if base > size:  # a pointer of Git LFS says so, in eight letters of its text
+                raise ValueError(f"the header ends at byte {base} of {size}")
             header = json.loads(stream.read(length))
-        base, size = _HEADER_BYTES + length, file.stat().st_size
         for name, entry in header.items():
             if name != "__metadata__":
                 start, stop = entry["data_offsets"]
                 if base + stop > size:
                     raise ValueError(f"{name} ends at byte {base + stop} of {size}")
                 yield name, (entry["dtype"], entry["shape"], base + start, base + stop)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
             "a weights file cannot be read",
             where=str(file),
             expected="a safetensors file",
             found=f"{type(error).__name__}: {error}",
-            fix="copy the model folder again",
+            fix="copy the model folder again (with Git LFS: git lfs pull)",
         ) from error
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -34,6 +35,7 @@ from rollmill.distill.manifest import (
 from rollmill.distill.rows import RecordedRow
 from rollmill.distill.shards import (
     ShardFacts,
+    answers_in,
     check_shard,
     entry_of,
     facts_of,
@@ -107,11 +109,14 @@ async def prepare(
 
 
 def prompts_hash(rows: Iterable[PromptRow]) -> str:
-    """A hash over the tokens of all prompts, in order."""
+    """A hash over all that goes from prompts into recorded rows, in order: tokens, and what the
+    data says beside them (the name of the teacher, for one)."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(len(row.prompt_tokens).to_bytes(8, "little"))
-        digest.update(row.prompt_tokens.tobytes())
+        said = json.dumps([row.prompt, row.label, row.metadata], sort_keys=True).encode()
+        for data in (row.prompt_tokens.tobytes(), said):
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
     return digest.hexdigest()[:32]
 
 
@@ -154,7 +159,7 @@ class _Preparation:
     async def shard(self, number: int) -> ShardEntry:
         """The shard's entry; written first unless it is there."""
         path = self._folder / shard_name(number)
-        done = await asyncio.to_thread(self._finished, path)
+        done = await asyncio.to_thread(self._finished, number, path)
         if done is not None:
             logger.info("%s is there already", path.name)
             return done
@@ -171,7 +176,7 @@ class _Preparation:
         num_tokens = sum(sample.response_length for sample in samples)
         return await asyncio.to_thread(entry_of, path, len(rows), num_tokens, facts)
 
-    def _finished(self, path: Path) -> ShardEntry | None:
+    def _finished(self, number: int, path: Path) -> ShardEntry | None:
         """The entry of a shard that is there and good; None when it has to be (re)done."""
         if not path.exists():
             return None
@@ -186,24 +191,31 @@ class _Preparation:
         if facts is None or facts.settings != self._settings.fingerprint:
             logger.warning("%s is done again: it was written with other settings", path.name)
             return None
+        if answers_in(table) != self._answers_of(number):
+            logger.warning("%s is done again: it holds other answers than it should", path.name)
+            return None
         return entry_of(path, num_rows, num_tokens, facts)
+
+    def _answers_of(self, number: int) -> list[tuple[int, int]]:
+        """(prompt's place, attempt) of each answer in a shard, in their order."""
+        size = self._settings.prompts_per_shard
+        places = range(number * size, min((number + 1) * size, self._settings.num_prompts))
+        attempts = range(self._settings.samples_per_prompt)
+        return [(place, attempt) for place in places for attempt in attempts]
 
     def _fresh_samples(self, number: int) -> list[Sample]:
         """A sample per answer; seeds come from group (the prompt's place) and attempt."""
-        size, attempts = self._settings.prompts_per_shard, self._settings.samples_per_prompt
-        places = range(number * size, min((number + 1) * size, self._settings.num_prompts))
         return [
             Sample(
                 prompt_tokens=self._parts.prompts[place].prompt_tokens,
-                index=place * attempts + attempt,
+                index=place * self._settings.samples_per_prompt + attempt,
                 group_index=place,
                 attempt=attempt,
                 prompt=self._parts.prompts[place].prompt,
                 label=self._parts.prompts[place].label,
                 metadata=dict(self._parts.prompts[place].metadata),
             )
-            for place in places
-            for attempt in range(attempts)
+            for place, attempt in self._answers_of(number)
         ]
 
     async def _phase(

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 REFUSED = "recorded answers cannot be used"
-MEND = "prepare them again, or take the rows out of the file"
+PREPARE_AGAIN = "prepare again: only files with such rows are done again"
+TAKE_OUT = "take the rows out of the file, or make it again"
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _shard_places(folder: Path, manifest: Manifest, limits: RowLimits) -> list[P
         if num_rows != shard.num_rows or found != shard.sha256:
             changed.append(_changed_file(path, shard, f"{num_rows} rows, SHA-256 {found}"))
         places += [Place(shard.name, number, _reader(table, number)) for number in range(num_rows)]
-    refusals.raise_any(REFUSED, fix=MEND)
+    refusals.raise_any(REFUSED, fix=PREPARE_AGAIN)
     if changed:
         raise changed[0]
     return places
@@ -203,7 +204,7 @@ def _released_places(
             refusals.add(file.name, number, problems_of_released(record, prompt, limits))
             read = _released_reader(table, number, prompt, end_ids)
             places.append(Place(file.name, number, read))
-    refusals.raise_any(REFUSED, fix=MEND)
+    refusals.raise_any(REFUSED, fix=TAKE_OUT)
     return places
 
 

@@ -88,8 +88,11 @@ def read_table(path: Path) -> pyarrow.Table:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        table = pq.read_table(path)
+        table.validate(full=True)  # a text that is no UTF-8 would show when it is looked at
+        str(table.schema)
+        return table
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
             "a file of recorded answers cannot be read",
             where=str(path),
@@ -106,6 +109,12 @@ def facts_of(table: pyarrow.Table) -> ShardFacts | None:
         return None if data is None else msgspec.json.decode(data, type=ShardFacts)
     except msgspec.DecodeError:
         return None
+
+
+def answers_in(table: pyarrow.Table) -> list[tuple[int, int]]:
+    """(`prompt_index`, `attempt`) of each row, in order."""
+    columns = (table[name].to_pylist() for name in ("prompt_index", "attempt"))
+    return list(zip(*columns, strict=True))
 
 
 def check_columns(table: pyarrow.Table, path: Path) -> None:

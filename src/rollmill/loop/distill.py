@@ -13,8 +13,9 @@ import numpy as np
 from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
 from rollmill.config.opd import Mismatch, not_plain
+from rollmill.config.rollout import RolloutHooks
 from rollmill.data import PromptRow, load_dataset
-from rollmill.distill.checks import RowLimits
+from rollmill.distill.checks import MAX_SHOWN, RowLimits
 from rollmill.distill.identity import tokenizer_identity, weights_hash
 from rollmill.distill.manifest import Manifest, Settings
 from rollmill.distill.mismatch import (
@@ -28,7 +29,7 @@ from rollmill.distill.prepare import SCOPE, PrepareParts, Progress, prepare, pro
 from rollmill.distill.recorded import RecordedSource
 from rollmill.distill.recording import check_scores, open_recorded
 from rollmill.engine.pool import EnginePool
-from rollmill.errors import ConfigError
+from rollmill.errors import ConfigError, DataError
 from rollmill.loop.policy import Policy, open_policy
 from rollmill.loop.run_dir import RunLock
 from rollmill.loop.teachers import (
@@ -70,6 +71,7 @@ async def prepare_answers(
     length = scorable_length(config, policy, [*folders, *teachers])
     prompts = _prompts(config, policy, length, base_dir)
     check_teacher_names(config, prompts)
+    _check_no_images(prompts)
     async with AsyncExitStack() as stack:
         stack.enter_context(RunLock(folder))
         opened = await stack.enter_async_context(open_teachers(config, policy, folder))
@@ -105,21 +107,47 @@ def _preparable(config: Config) -> tuple[Path, set[Mismatch]]:
             where="opd",
             expected="data (the folder to write) and teacher (path or url)",
             found=f"data: {folder}, teachers: {len(config.opd.all_teachers())}",
+            fix="add opd.mode: offline, opd.data and opd.teacher: see docs/distillation.md",
         )
-    if config.rollout.hooks.generate is not None:
-        raise ConfigError(
-            "answers of a generate function of your own cannot be prepared",
-            where="rollout.hooks.generate",
-            expected="null: one engine call writes an answer, and every token of it is learned",
-            found=config.rollout.hooks.generate,
-            fix="prepare with rollout.hooks.generate=null, or distill with opd.mode: live",
-        )
+    _check_hooks(config.rollout.hooks)
     allowed = refuse(
         sampling_differences(config.rollout.sampling),
         config.opd.allow_mismatch,
         where="rollout.sampling",
     )
     return folder, {*allowed}
+
+
+def _check_hooks(hooks: RolloutHooks) -> None:
+    """Raise ConfigError for functions of the user's that a preparation would leave out."""
+    reasons = {
+        "generate": "one engine call writes an answer, and every token of it is learned",
+        "data_source": "prompts come from `data`, so that each answer has its place and seed",
+        "rollout": "answers are prepared shard by shard",
+    }
+    for name, reason in reasons.items():
+        if (function := getattr(hooks, name)) is not None:
+            raise ConfigError(
+                f"answers of a {name} function of your own cannot be prepared",
+                where=f"rollout.hooks.{name}",
+                expected=f"null: {reason}",
+                found=function,
+                fix=f"prepare with rollout.hooks.{name}=null, or distill with opd.mode: live",
+            )
+
+
+def _check_no_images(prompts: list[PromptRow]) -> None:
+    """Raise DataError when rows have images: student and teachers would not be sent them."""
+    rows = [row.row_id for row in prompts if row.images]
+    if rows:
+        raise DataError(
+            "answers to prompts with images cannot be prepared: engines are sent tokens only",
+            where=rows[0],
+            expected="prompts of text",
+            found=f"images in {len(rows)} rows: {', '.join(rows[:MAX_SHOWN])}"
+            + (" …" if rows[MAX_SHOWN:] else ""),
+            fix="set data.images_key to null to leave images out, or take the rows out",
+        )
 
 
 async def _check_student_engines(

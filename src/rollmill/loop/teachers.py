@@ -22,7 +22,7 @@ from rollmill.errors import ConfigError, DataError, first_error
 from rollmill.loop.activities import Activities, Kind
 from rollmill.loop.policy import Policy
 from rollmill.models import context_length_of, resolve_model
-from rollmill.rollout.teacher import TEACHER_KEY, Scorer, Teachers
+from rollmill.rollout.teacher import TEACHER_KEY, Scorer, Teachers, teacher_named
 from rollmill.sample import FloatArray
 from rollmill.telemetry.timeline import Timeline
 
@@ -91,7 +91,7 @@ def check_teacher_names(config: Config, rows: Iterable[PromptRow]) -> None:
         DataError: rows without one; the first of them are named.
     """
     known = config.opd.all_teachers()
-    lost = [row for row in rows if row.metadata.get(TEACHER_KEY, "") not in known]
+    lost = [row for row in rows if teacher_named(row.metadata) not in tuple(known)]
     if lost:
         shown = [f"{row.row_id} ({row.metadata.get(TEACHER_KEY)!r})" for row in lost[:MAX_SHOWN]]
         raise DataError(

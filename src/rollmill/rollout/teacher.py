@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -24,6 +24,13 @@ from rollmill.sample import FloatArray, Sample, float_array
 
 TEACHER_KEY = "teacher"
 """Metadata of a row: the name of its teacher."""
+
+
+def teacher_named(metadata: Mapping[str, Any]) -> Any:
+    """What a row's metadata says about its teacher; `""` where it names none. In a table every
+    row has every column: a null is no name."""
+    name = metadata.get(TEACHER_KEY)
+    return "" if name is None else name
 
 
 class Scorer(Protocol):
@@ -52,7 +59,7 @@ class Teachers:
         Raises:
             RolloutError: its row names one that is not configured, or none and there is no default.
         """
-        name = sample.metadata.get(TEACHER_KEY, "")
+        name = teacher_named(sample.metadata)
         if isinstance(name, str) and name in self._scorers:
             return name
         raise RolloutError(
@@ -66,9 +73,15 @@ class Teachers:
         """Set the sample's `teacher_log_probs`.
 
         Raises:
-            RolloutError: the sample's row names no known teacher.
+            RolloutError: the sample's row names no known teacher, or it has images.
             EngineCallError: the teacher's engines failed or answered nonsense.
         """
+        if sample.multimodal_inputs:
+            raise RolloutError(
+                "the prompt has images, and teachers are sent tokens only",
+                where=f"sample {sample.index}",
+                fix="distill on rows without images (data.images_key: null leaves them out)",
+            )
         name = self.name_for(sample)
         start = len(sample.prompt_tokens)
         if sample.response_length == 0:
