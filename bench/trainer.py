@@ -145,7 +145,8 @@ def forward_pass(policy: Policy, groups: list[Group], budget: int) -> dict[str, 
 def layout_of(batch: MicroBatch) -> str:
     if batch.boundaries is not None:
         return "packed"
-    return "padded" if batch.mask is None or batch.mask.ndim == 2 else "tree or blocks"
+    mask = batch.mask
+    return "padded" if mask is None or mask.ndim == 2 else "tree or blocks"
 
 
 def plain_step(arguments: argparse.Namespace) -> Step:

@@ -15,6 +15,7 @@ from trainer_testkit import ARGUMENTS, first_gradients, learner, mixed_groups, t
 
 from rollmill.trainer import attention
 from rollmill.trainer.policy import Policy
+from rollmill.trainer.worker import recompute_activations
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
@@ -158,8 +159,7 @@ def test_recomputed_activations_attend_as_the_first_time(
 ) -> None:
     groups = mixed_groups(rng)
     plain, saving = learner(layout=layout), learner(layout=layout)
-    saving.policy.model.gradient_checkpointing_enable()
-    saving.policy.model.train()
+    recompute_activations(saving.policy.model)
     for how in (plain, saving):
         how.learn(groups, **ARGUMENTS)
     expected = first_gradients(plain)

@@ -33,9 +33,37 @@ def test_the_newest_checkpoint_comes_back_with_its_info(tmp_path: Path) -> None:
 
 def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
-    for step in (1, 2, 10, 3):
+    for step in (1, 2, 3, 10):
         write(store, step)
     assert store.steps() == [3, 10]
+
+
+def test_a_damaged_later_checkpoint_never_pushes_out_a_whole_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    write(store, 4)
+    damage_bit(write(store, 6))
+    write(CheckpointStore(tmp_path, keep=1), 5)  # a run that went on from before it
+    assert store.steps() == [5]
+    assert store.latest().step == 5  # type: ignore[union-attr]
+
+
+def test_every_byte_of_a_checkpoint_is_checked(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    write(store, 1)
+    path = write(store, 2)
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert len(files) == 3
+    for file in files:
+        whole = file.read_bytes()
+        for position in range(len(whole)):
+            flipped = bytes([whole[position] ^ 1])
+            for torn in (whole[:position], whole[:position] + flipped + whole[position + 1 :]):
+                file.write_bytes(torn)
+                found = store.latest()
+                assert found is not None
+                assert found.step == 1, (file.name, position, torn)
+        file.write_bytes(whole)
+    assert store.latest().step == 2  # type: ignore[union-attr]
 
 
 def test_an_uncommitted_checkpoint_is_invisible_and_cleaned_up(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -121,6 +122,19 @@ def test_shared_answers_choose_trees_and_unrelated_ones_rows() -> None:
     shape = {"width": 16, "layer_parameters": 10_000}
     assert choose_plan(shared, 1000, **shape)[0].mask.ndim == 4
     assert choose_plan(unrelated, 1000, **shape)[0].mask is None
+
+
+def test_no_mask_is_held_while_plans_are_compared() -> None:
+    """Ten trees of 2 × 800 nodes: their masks are 26 MB, what a plan needs is less than 4."""
+    items = [
+        sequence([family, *[answer] * 800], 2, family) for family in range(10) for answer in (1, 2)
+    ]
+    tracemalloc.start()
+    plan = choose_plan(items, 2000, width=16, layer_parameters=10_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4e6
+    assert sum(len(batch.members) for batch in plan) == 20
 
 
 def test_a_packed_row_without_mask_is_as_long_as_its_sequences() -> None:

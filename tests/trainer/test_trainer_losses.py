@@ -197,8 +197,13 @@ def test_importance_weights_by_hand(
 
 
 def test_off_policy_masking_drops_only_drifted_negative_sequences() -> None:
-    # Mean of log π_old − log π: 0.4, 0.4, 0.1. Only the first is negative *and* beyond 0.2.
-    tokens = batch(vector(-0.5, -0.3, -0.4, -0.1), vector(-1, -1, 1, -1), sequences=[0, 0, 1, 2])
+    # Mean of log π_rollout − log π: 0.4, 0.4, 0.1. Only the first is negative *and* beyond 0.2.
+    tokens = batch(
+        vector(0, 0, 0, 0),  # the policy is that of the start of the call: its first step
+        vector(-1, -1, 1, -1),
+        sequences=[0, 0, 1, 2],
+        gaps=vector(-0.5, -0.3, -0.4, -0.1),
+    )
     assert off_policy_mask(tokens, 0.2).tolist() == [0, 0, 1, 1]
 
 

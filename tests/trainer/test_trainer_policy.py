@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from trainer_testkit import VOCAB, tiny_llama, tiny_qwen3
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     CohereConfig,
     CohereForCausalLM,
     Gemma2Config,
@@ -161,10 +163,13 @@ def special_models() -> dict[str, Any]:
             )
         ),
         "mistral": MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
+        "bloom": BloomForCausalLM(  # makes its position biases of a flat mask
+            BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)
+        ),
     }
 
 
-@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "mistral"])
+@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "mistral", "bloom"])
 def test_models_with_special_heads_or_windows_score_like_themselves(
     name: str, rng: np.random.Generator
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -69,11 +71,28 @@ def test_loss_and_gradient_are_those_of_masked_cross_entropy(layout: str) -> Non
 
 
 def test_an_algorithm_that_needs_the_sampled_log_probs_refuses_answers_without() -> None:
-    for setting in ({"old_log_probs": "rollout"}, {"importance_correction": "truncate"}):
-        how = learner(algorithm={"advantage": "none", **setting})
+    settings: list[tuple[str, dict[str, Any]]] = [
+        ("old_log_probs", {"algorithm": {"old_log_probs": "rollout"}}),
+        ("importance_correction", {"algorithm": {"importance_correction": "truncate"}}),
+        ("off_policy_mask_delta", {"algorithm": {"off_policy_mask_delta": 0.1}}),
+        ("opd.importance", {"opd": {"mode": "offline", "importance": "truncate", "data": "x"}}),
+    ]
+    for name, changes in settings:
+        changes["algorithm"] = {"advantage": "none", **changes.get("algorithm", {})}
         with pytest.raises(TrainerError, match="came without the log-probs") as caught:
-            how.learn(talks(), **AS_READ)
-        assert next(iter(setting)) in str(caught.value)
+            learner(**changes).learn(talks(), **AS_READ)
+        assert name in str(caught.value)
+
+
+def test_weights_of_answers_without_log_probs_are_not_reported() -> None:
+    groups = talks()
+    for sample in (sample for group in groups for sample in group.samples):
+        sample.teacher_log_probs = np.full(sample.response_length, -1.0, np.float32)
+    opd = {"mode": "live", "teacher": {"path": "unused"}}
+    how = learner(algorithm={"advantage": "none", "loss": "policy_gradient"}, opd=opd)
+    metrics = how.learn(groups, **AS_READ)
+    assert "policy/teacher_kl" in metrics
+    assert not [name for name in metrics if name.startswith(("opd/", "mismatch/"))]
 
 
 def test_answers_with_recorded_log_probs_are_compared_with_the_policys() -> None:

@@ -13,7 +13,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from trainer_testkit import make_group, tiny_llama, tiny_qwen3
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from rollmill.config.trainer import TrainerConfig
 from rollmill.errors import CheckpointError, ConfigError, HookError, ModelError, TrainerError
@@ -242,4 +250,53 @@ def test_activation_checkpointing_gives_the_same_step(
 ) -> None:
     path = save_model(tiny_llama(attention_dropout=0.5))
     plain, saving = trainer(path), trainer(path, activation_checkpointing=True)
+    runs = [0, 0]
+
+    def count(which: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            runs[which] += 1
+
+        return hook
+
+    for number, one in enumerate((plain, saving)):
+        one._policy.model.model.layers[0].mlp.register_forward_pre_hook(count(number))
     assert without_times(train(plain, 0)) == pytest.approx(without_times(train(saving, 0)))
+    assert runs[1] == 2 * runs[0] > 0
+
+
+def noisy_models() -> dict[str, Any]:
+    """Models whose layers draw random numbers in training mode, each in another way."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    opt = {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}
+    mixtral = {"intermediate_size": 48, "num_key_value_heads": 2, "num_local_experts": 4}
+    return {
+        "opt": OPTForCausalLM(OPTConfig(**shape, **opt)),
+        "falcon": FalconForCausalLM(FalconConfig(**shape, hidden_dropout=0.5)),
+        "mixtral": MixtralForCausalLM(MixtralConfig(**shape, **mixtral, router_jitter_noise=0.5)),
+    }
+
+
+@pytest.mark.parametrize("name", ["opt", "falcon", "mixtral"])
+def test_log_probs_are_a_function_of_the_tokens(name: str, save_model: SaveModel) -> None:
+    path = save_model(noisy_models()[name])
+    sample = encode_sample(make_group(0, [1.0], rng=np.random.default_rng(0)).samples[0])
+    expected = trainer(path).score([sample], temperature=1.0)
+    saving = trainer(path, activation_checkpointing=True)
+    assert saving.describe()["has_chunked_log_probs"]
+    for _ in range(2):
+        found = saving.score([sample], temperature=1.0)
+        np.testing.assert_allclose(
+            np.frombuffer(found[0], np.float32), np.frombuffer(expected[0], np.float32), atol=1e-5
+        )
+
+
+def test_an_export_that_cannot_be_written_says_so(save_model: SaveModel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="cannot be exported"):
+        trainer(save_model(tiny_llama())).export(str(tmp_path / "file" / "out"))

@@ -61,7 +61,7 @@ class AlgorithmConfig(Section):
     """Upper bound of the importance weight."""
     off_policy_mask_delta: float | None = Field(None, gt=0)
     """Off-policy sequence masking: sequences with negative advantage whose mean log-ratio to
-    the old policy is below -delta leave the loss; null is off."""
+    what the engine reported is below -delta leave the loss; null is off."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> AlgorithmConfig:

@@ -104,5 +104,8 @@ class Checkpoints:
             await asyncio.to_thread(self._store.commit, step, {"weight_version": step})
         except OSError as error:
             raise CheckpointError(
-                "the checkpoint cannot be written", where=f"step {step}", found=str(error)
+                "the checkpoint cannot be written",
+                where=f"step {step}",
+                found=str(error),
+                fix="make room on the disk, or lower run.keep_checkpoints",
             ) from error

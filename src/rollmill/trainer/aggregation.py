@@ -31,7 +31,8 @@ class StepTokens:
     Attributes:
         attempts: int64 [T], which attempt (0..A-1) each token belongs to.
         samples: int64 [T], which sample of the batch; siblings of one attempt differ in it.
-        num_attempts: A, the attempts of the step, those without trainable tokens included.
+        num_attempts: A, the attempts of the step, those without trainable tokens included; 0 when
+            all of them failed, and then there are no tokens.
         constant_length: the divisor of `constant`.
     """
 
@@ -61,7 +62,8 @@ def per_token(step: StepTokens) -> Floats:
 
 def constant(step: StepTokens) -> Floats:
     """1 / (A · constant_length) (Dr. GRPO, arXiv 2503.20783, eq. 2)."""
-    return np.full(len(step.attempts), 1 / (step.num_attempts * step.constant_length))
+    divisor = max(step.num_attempts, 1) * step.constant_length
+    return np.full(len(step.attempts), 1 / divisor)
 
 
 REDUCERS: Mapping[str, Reducer] = MappingProxyType(

@@ -1,9 +1,9 @@
 """Checkpoints that are whole or not there: written aside, checksummed, renamed.
 
 A checkpoint is a folder `step_NNNNNN` with whatever files its owners put there and a
-`manifest.json` that holds size and SHA-256 of each. It appears by a rename, after every file has
-reached the disk. Invariant: `latest` never gives a checkpoint that differs from what was
-committed.
+`manifest.json` that holds size and SHA-256 of each, and a SHA-256 of itself. It appears by a
+rename, after every file has reached the disk. Invariant: `latest` never gives a checkpoint that
+differs from what was committed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollmill.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _NAME = re.compile(r"step_(\d{6,})")
 _UNFINISHED = ".unfinished-"
@@ -52,7 +52,8 @@ class CheckpointStore:
     Args:
         folder: where they live; created when missing. What a killed run left unfinished there is
             removed.
-        keep: how many to keep; older ones are deleted after each commit.
+        keep: how many to keep; older ones are deleted after each commit, and so are later ones: a
+            run that commits a step before them went on from before them.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -95,7 +96,7 @@ class CheckpointStore:
         written.rename(final)
         _sync_folder(self._folder)
         shutil.rmtree(replaced, ignore_errors=True)
-        self._prune()
+        self._prune(step)
         return final
 
     def steps(self) -> list[int]:
@@ -120,8 +121,14 @@ class CheckpointStore:
                 logger.info("removing the unfinished checkpoint %s", path)
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _prune(self) -> None:
-        for step in self.steps()[: -self._keep]:
+    def _prune(self, newest: int) -> None:
+        """Keep the last ones up to `newest`. A later one (damaged, since the run did not go on from
+        it) must neither push out what is whole nor come back."""
+        steps = self.steps()
+        later = [step for step in steps if step > newest]
+        for step in later:
+            logger.warning("removing checkpoint step_%06d: the run went on from before it", step)
+        for step in [step for step in steps if step <= newest][: -self._keep] + later:
             shutil.rmtree(self._folder / f"step_{step:06d}", ignore_errors=True)
 
 
@@ -174,6 +181,7 @@ def _write_manifest(folder: Path, step: int, info: Mapping[str, Any]) -> None:
             }
             _sync_file(path)
     content = {"format": FORMAT_VERSION, "step": step, "info": dict(info), "files": files}
+    content["sha256"] = _content_sha256(json.loads(json.dumps(content)))
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(content, indent=2))
     _sync_file(manifest)
@@ -186,12 +194,15 @@ def _verified(folder: Path, step: int) -> Checkpoint:
     try:
         content = json.loads(manifest.read_text())
         is_known = content["format"] == FORMAT_VERSION and content["step"] == step
+        is_intact = content.pop("sha256", None) == _content_sha256(content)
         info, files = content["info"], content["files"]
         entries = [(folder / name, int(e["size"]), str(e["sha256"])) for name, e in files.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(manifest, f"no usable manifest ({type(error).__name__})") from error
     if not is_known:
         raise _damaged(manifest, "a manifest of another step or format")
+    if not is_intact:
+        raise _damaged(manifest, "another checksum")
     for path, size, digest in entries:
         if not path.is_file():
             raise _damaged(path, "the file is missing")
@@ -209,6 +220,11 @@ def _damaged(path: Path, found: str) -> CheckpointError:
         expected="the files that were committed",
         found=f"{path.name}: {found}",
     )
+
+
+def _content_sha256(content: Mapping[str, Any]) -> str:
+    """Of a manifest's content, whatever its layout as text."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -82,13 +82,16 @@ def _at_level(gaps: Tensor, tokens: TokenBatch, level: str) -> Tensor:
 
 
 def off_policy_mask(tokens: TokenBatch, delta: float) -> Tensor:
-    """[T], 1 or 0: 0 for sequences to leave out (sequence masking of DeepSeek-V3.2, eq. 9).
+    """[T], 1 or 0: 0 for sequences to leave out (DeepSeek-V3.2, arXiv 2512.02556, eq. 9).
 
     A sequence leaves when its advantage is negative and the mean over its tokens of
-    log π_old − log π is above `delta`. A sequence's advantage is the mean of its tokens'.
+    log π_rollout − log π is above `delta`. The log-probs are those that the engine reported, as in
+    the paper: so both count, older weights and the engine's own arithmetic. (Against the policy at
+    the start of the call, nothing would leave at its first optimizer step.) A sequence's advantage
+    is the mean of its tokens'.
     """
     with torch.no_grad():
-        drift = tokens.sequence_means(-tokens.log_ratios)
+        drift = tokens.sequence_means(tokens.rollout_log_probs - tokens.log_probs)
         advantage = tokens.sequence_means(tokens.advantages)
         leaves = (advantage < 0) & (drift > delta)
         return (~leaves)[tokens.sequences].to(tokens.log_probs.dtype)

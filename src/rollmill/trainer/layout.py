@@ -16,7 +16,8 @@ included, unless a single sequence is longer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,8 +62,8 @@ class MicroBatch:
         members: which sequences, in the order of the outputs.
         input_ids: int64 [B, N].
         position_ids: int64 [B, N].
-        mask: bool [B, N] (True is a token) or bool [B, 1, N, N] (True is visible), or None when
-            every position is a token and attention is plainly causal.
+        make_mask: makes `mask`; None when there is none. A mask costs the square of a row's length,
+            so it is made when its forward pass needs it, not while plans are compared.
         rows: int64 [E], position b·N + i whose hidden state scores `target_ids`.
         target_ids: int64 [E].
         outputs: int64 [K], for each wanted token of each member in turn, its entry of [E].
@@ -74,7 +75,7 @@ class MicroBatch:
     members: tuple[int, ...]
     input_ids: Ints
     position_ids: Ints
-    mask: Bools | None
+    make_mask: Callable[[], Bools] | None
     rows: Ints
     target_ids: Ints
     outputs: Ints
@@ -87,10 +88,16 @@ class MicroBatch:
         return int(self.input_ids.size)
 
     @property
+    def mask(self) -> Bools | None:
+        """bool [B, N] (True is a token) or bool [B, 1, N, N] (True is visible), or None when every
+        position is a token and attention is plainly causal."""
+        return None if self.make_mask is None else self.make_mask()
+
+    @property
     def attention_cells(self) -> int:
         """Scores per head that attention computes: without a mask, only those it uses."""
         num_rows, width = self.input_ids.shape
-        if self.mask is not None:
+        if self.make_mask is not None:
             return int(num_rows * width**2)
         lengths = np.full(num_rows, width) if self.boundaries is None else np.diff(self.boundaries)
         return int((lengths * (lengths + 1) // 2).sum())
@@ -210,7 +217,7 @@ def _padded(members: list[int], sequences: Sequence[TokenSequence]) -> MicroBatc
         members=tuple(members),
         input_ids=input_ids,
         position_ids=np.broadcast_to(np.arange(width), input_ids.shape).copy(),
-        mask=None if mask.all() else mask,
+        make_mask=None if mask.all() else lambda: mask,
         rows=all_rows,
         target_ids=np.concatenate(target_ids).astype(np.int64),
         outputs=np.arange(len(all_rows)),
@@ -250,7 +257,7 @@ def _forest(
         members=tuple(members),
         input_ids=input_ids,
         position_ids=position_ids,
-        mask=_visibility(trees) if needs_mask else None,
+        make_mask=functools.partial(_visibility, trees) if needs_mask else None,
         rows=unique[0],
         target_ids=unique[1],
         outputs=outputs.reshape(-1),

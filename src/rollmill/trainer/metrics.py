@@ -115,11 +115,11 @@ def token_metrics(
             metrics[name] = float(values.mean())
     old = scored["old_log_probs"]
     metrics |= _ratio_metrics(scored, old)
-    if "opd_weight" in scored:
-        metrics |= _distillation_metrics(scored["opd_weight"])
     if "nll" in scored:
         metrics["sft/perplexity"] = float(np.exp(scored["nll"].mean()))
     if rollout_log_probs is not None:
+        if "opd_weight" in scored:
+            metrics |= _distillation_metrics(scored["opd_weight"])
         gaps = old - rollout_log_probs[is_scored].astype(np.float64)
         metrics |= _mismatch_metrics(gaps, scored["importance_weight"])
     return metrics

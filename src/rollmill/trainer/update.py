@@ -159,19 +159,29 @@ class BatchUpdate:
 
     def _check_rollout_log_probs(self) -> None:
         """Recorded answers may come without log-probs; nothing may take 0 for them."""
+        if self.batch.has_rollout_log_probs:
+            return
+        config, opd = self.config, self.learner.algorithm.opd
         needs = {
-            "old_log_probs": self.config.old_log_probs == "rollout",
-            "importance_correction": self.config.importance_correction != "none",
+            "trainer.algorithm.old_log_probs: rollout": config.old_log_probs == "rollout",
+            f"trainer.algorithm.importance_correction: {config.importance_correction}": (
+                config.importance_correction != "none"
+            ),
+            f"trainer.algorithm.off_policy_mask_delta: {config.off_policy_mask_delta}": (
+                config.off_policy_mask_delta is not None
+            ),
+            "opd.importance: truncate": opd is not None and opd.importance == "truncate",
         }
-        for name, is_needed in needs.items():
-            if is_needed and not self.batch.has_rollout_log_probs:
+        for setting, is_needed in needs.items():
+            if is_needed:
                 raise TrainerError(
                     "the answers came without the log-probs they were sampled at",
-                    where=f"trainer.algorithm.{name}",
+                    where=setting.partition(":")[0],
                     expected="log-probs of every trainable token",
-                    found=f"none for some, and {name}: {getattr(self.config, name)}",
-                    fix="record them with the answers, or set old_log_probs: recompute and "
-                    "importance_correction: none",
+                    found=f"none for some, and {setting}",
+                    fix="record them with the answers, or set old_log_probs: recompute, "
+                    "importance_correction: none, off_policy_mask_delta: null and "
+                    "opd.importance: none",
                 )
 
     @property

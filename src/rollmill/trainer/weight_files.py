@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rollmill.errors import ConfigError
+from rollmill.errors import CheckpointError, ConfigError
 from rollmill.exchange.buckets import specs_of
 from rollmill.exchange.checksum import ALGORITHM, checksums_of, without_ties
 from rollmill.trainer.lora import adapted_layers, base_name, delta_weight, is_adapter_weight
@@ -88,15 +88,27 @@ class WeightWriter:
 def export_folder(
     model: Any, folder: Path, *, source: Path, dtype: str, is_writer: bool = True
 ) -> None:
-    """Write weights, config and the tokenizer files of `source` to `folder`."""
+    """Write weights, config and the tokenizer files of `source` to `folder`.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     tensors = engine_tensors(model, dtype)
     if not is_writer:
         return
-    write_folder(model, tensors, folder, dtype=dtype)
-    for pattern in TOKENIZER_PATTERNS:
-        for file in sorted(source.glob(pattern)):
-            if file.is_file() and not file.name.endswith((".safetensors", ".bin")):
-                shutil.copyfile(file, folder / file.name)
+    try:
+        write_folder(model, tensors, folder, dtype=dtype)
+        for pattern in TOKENIZER_PATTERNS:
+            for file in sorted(source.glob(pattern)):
+                if file.is_file() and not file.name.endswith((".safetensors", ".bin")):
+                    shutil.copyfile(file, folder / file.name)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            "the model cannot be exported",
+            where=str(folder),
+            found=str(error),
+            fix="make room on the disk, remove what was written of the folder, and export again",
+        ) from error
 
 
 def engine_tensors(model: Any, dtype: str) -> dict[str, Tensor]:

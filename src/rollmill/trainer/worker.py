@@ -6,6 +6,7 @@ arrive as the bytes of `sample_codec`, and everything it returns can be sent as 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from rollmill.config.opd import OpdConfig
@@ -206,8 +209,7 @@ class TorchTrainer(WeightMethods):
                 )
             except CheckpointError as error:
                 failure = error
-        if self._ranks.max(int(failure is not None)):
-            raise failure or CheckpointError("rank 0 could not write its state", where=path)
+        self._raise_together(failure, path)
 
     def load(self, path: str) -> None:
         """Go on from what `save` wrote; CheckpointError when that is not possible."""
@@ -219,15 +221,23 @@ class TorchTrainer(WeightMethods):
             load_state(Path(path) / CRITIC_FOLDER, critic.model.model, critic.optimizer)
 
     def export(self, path: str, *, dtype: str = "float32") -> None:
-        """Write a Hugging Face folder with the tokenizer of the starting model."""
-        export_folder(
-            self._policy.model,
-            Path(path),
-            source=self._source,
-            dtype=dtype,
-            is_writer=self._ranks.is_first,
-        )
-        self._ranks.wait()
+        """Write a Hugging Face folder with the tokenizer of the starting model.
+
+        Raises:
+            CheckpointError: it cannot be written; on every rank, as for `save`.
+        """
+        failure: CheckpointError | None = None
+        try:
+            export_folder(
+                self._policy.model,
+                Path(path),
+                source=self._source,
+                dtype=dtype,
+                is_writer=self._ranks.is_first,
+            )
+        except CheckpointError as error:
+            failure = error
+        self._raise_together(failure, path)
 
     def parameters(self) -> list[torch.Tensor]:
         """The trained weights, detached; for callers in the same process (not through a wire)."""
@@ -237,6 +247,11 @@ class TorchTrainer(WeightMethods):
         """Leave the groups of ranks and of engines."""
         self._sender.leave()
         self._ranks.close()
+
+    def _raise_together(self, failure: CheckpointError | None, path: str) -> None:
+        """Raise on every rank when one could not write."""
+        if self._ranks.max(int(failure is not None)):
+            raise failure or CheckpointError("rank 0 could not write its files", where=path)
 
     def _peak(self, device: torch.device) -> float:
         """Operations per second of this rank's device, as stated or else as measured."""
@@ -263,12 +278,10 @@ class TorchTrainer(WeightMethods):
         lora: LoraConfig | None = None,
     ) -> AnyPolicy:
         model = _load_model(folder)
-        _remove_dropout(model)
         if lora is not None:
             add_adapters(model, lora)
         if self._config.activation_checkpointing:
-            _enable_checkpointing(model)
-            model.train()
+            recompute_activations(model)
         return kind(
             model,
             device=device,
@@ -307,19 +320,26 @@ def _load_model(folder: Path) -> Any:
         ) from error
 
 
-def _enable_checkpointing(model: Any) -> None:
-    """Under the name of this version of transformers; it changed in 5.x."""
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)()
+def recompute_activations(model: Any) -> None:
+    """Have every layer keep its input only and run again in the backward pass.
 
+    transformers does so in training mode only, where dropout and the noise of routers are on too;
+    log-probs must be a function of the tokens, so the model stays in evaluation mode.
 
-def _remove_dropout(model: torch.nn.Module) -> None:
-    """Log-probs must be a function of the tokens: dropout is off, in training too."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+    Raises:
+        ConfigError: the model's layers are not known to bear it.
+    """
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            "the model's layers cannot be run again in the backward pass",
+            where="trainer.activation_checkpointing",
+            expected="a model that transformers can checkpoint",
+            found=type(model).__name__,
+            fix="set trainer.activation_checkpointing: false",
+        )
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _device(config: TrainerConfig, rank: int, num_ranks: int) -> torch.device:
