@@ -72,7 +72,7 @@ async def opened(
             await sync.close()
 
 
-@pytest.mark.parametrize("transport", ["disk", "distributed"])
+@pytest.mark.parametrize("transport", ["disk", "distributed", "tensor"])
 def test_weights_go_in_are_served_and_come_back(
     target: Any, tmp_path: Path, transport: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_weights_go_in_are_served_and_come_back(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("transport", ["disk", "distributed"])
+@pytest.mark.parametrize("transport", ["disk", "distributed", "tensor"])
 def test_a_request_in_flight_is_kept_and_says_which_weights_wrote_what(
     target: Any, tmp_path: Path, transport: str
 ) -> None:

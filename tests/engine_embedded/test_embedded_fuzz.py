@@ -110,7 +110,7 @@ OTHER = st.dictionaries(
         [
             *("rid", "abort_all", "abort_message", "model_path", "weight_version", "new_version"),
             *("name", "truncate_size", "action", "tags", "prompt", "tokens", "names", "dtypes"),
-            *("shapes", "group_name", "load_format"),
+            *("shapes", "group_name", "load_format", "handle", "checksums"),
         ]
     ),
     VALUES,
@@ -132,6 +132,7 @@ CONTROL = [
     "/update_weight_version",
     "/update_weights_from_disk",
     "/update_weights_from_distributed",
+    "/update_weights_from_tensor",
     "/weights_checker",
 ]
 REQUESTS = st.one_of(

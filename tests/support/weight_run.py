@@ -24,6 +24,8 @@ from rollmill.weights import open_transport
 from rollmill.weights.base import Transport
 
 TRAINER = "weight_run:ScaledTrainer"
+HIDDEN_SIZE = 256
+"""Large enough for several buckets of 1 MB."""
 
 
 class ScaledTrainer(TorchTrainer):
@@ -34,6 +36,13 @@ class ScaledTrainer(TorchTrainer):
         with torch.no_grad():
             for parameter in self._policy.model.parameters():
                 parameter.mul_(factor)
+
+    def shift(self, amount: float) -> None:
+        """Add to every weight that is trained: with adapters, to theirs."""
+        with torch.no_grad():
+            for parameter in self._policy.model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(amount)
 
 
 @dataclass
@@ -85,7 +94,12 @@ class WeightRun:
 
 @asynccontextmanager
 async def weight_run(
-    folder: Path, *, num_engines: int = 2, num_ranks: int = 1, **weights: Any
+    folder: Path,
+    *,
+    num_engines: int = 2,
+    num_ranks: int = 1,
+    trainer_config: dict[str, Any] | None = None,
+    **weights: Any,
 ) -> AsyncIterator[WeightRun]:
     """Start everything; stop it at the end.
 
@@ -93,9 +107,10 @@ async def weight_run(
         folder: for all files.
         num_engines: embedded engines.
         num_ranks: processes of the trainer.
+        trainer_config: the section `trainer`.
         weights: the section `weights`.
     """
-    model = make_tiny_model(folder / "model", hidden_size=64, layers=2)
+    model = make_tiny_model(folder / "model", hidden_size=HIDDEN_SIZE, layers=2)
     config = Config.model_validate(
         {
             "model": {"path": str(model)},
@@ -108,6 +123,7 @@ async def weight_run(
             "weights": {"dir": str(folder / "shared"), "timeout_s": 20} | weights,
         }
     )
+    settings = TrainerConfig(num_threads=1, device="cpu", **trainer_config or {})
     async with AsyncExitStack() as stack:
         pool = EnginePool(config.engine, model_path=str(model), run_dir=folder / "run")
         trainer = _worker(folder, num_ranks)
@@ -115,7 +131,7 @@ async def weight_run(
         await asyncio.gather(
             stack.enter_async_context(pool),
             trainer.start(
-                config=TrainerConfig(num_threads=1, device="cpu").model_dump(mode="json"),
+                config=settings.model_dump(mode="json"),
                 model_path=str(model),
                 seed=0,
                 num_total_steps=1,

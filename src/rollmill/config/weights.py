@@ -12,13 +12,14 @@ from rollmill.config.base import Section
 class WeightsConfig(Section):
     """Weight sync."""
 
-    transport: Literal["disk", "distributed", "delta"] = "disk"
+    transport: Literal["disk", "distributed", "tensor", "delta"] = "disk"
     """`disk`: safetensors in a folder that trainer and engines share. `distributed`: broadcasts of
-    torch.distributed from the trainer's memory to the engines'. `delta`: only what changed, in the
-    shared folder; embedded engines only. See docs/weight_sync.md."""
+    torch.distributed from the trainer's memory to the engines'. `tensor`: engines on the trainer's
+    machine copy the weights from its memory, which they get handles of. `delta`: only what changed,
+    in the shared folder; embedded engines only. See docs/weight_sync.md."""
     dir: str | None = None
     """The shared folder; null takes `/dev/shm` when it is there and large enough, else the run
-    folder. `distributed` uses it only for engines that come back between two syncs."""
+    folder. `distributed` and `tensor` use it only for engines that come back between two syncs."""
     pause_mode: Literal["abort", "retract", "in_place", "drain"] = "retract"
     """What running requests do while weights change. They go on afterwards from the tokens they
     have: with a fresh KV cache (`retract`), the old one (`in_place`), or as new requests (`abort`).
@@ -32,7 +33,7 @@ class WeightsConfig(Section):
     address: str = "127.0.0.1"
     """For `distributed`: this machine's address, as engines reach it."""
     bucket_mb: int = Field(256, ge=1)
-    """For `distributed`: weights that are sent in one broadcast."""
+    """For `distributed` and `tensor`: weights that are sent, or lent, at once."""
     timeout_s: float = Field(60.0, gt=0)
     """For `distributed`: how long trainer and engines wait for each other before a sync counts as
-    failed."""
+    failed. For `tensor`: how long an engine may take to copy one bucket."""

@@ -9,6 +9,7 @@ import msgspec
 
 from rollmill.engine.errors import EngineRefused, MalformedAnswer, OtherBase
 from rollmill.engine.http import HttpChannel, encode
+from rollmill.engine.server_info import ServerInfo
 from rollmill.exchange.specs import LOAD_FORMAT, WeightSpec
 
 CONTROL_TIMEOUT_S = 60.0
@@ -16,6 +17,7 @@ UPDATE_TIMEOUT_S = 600.0
 MARGIN_S = 10.0
 """Beyond a group's own timeout, for the engine to say so."""
 OTHER_BASE = 409
+UNKNOWN_CALL = 404
 
 
 class WeightSums(msgspec.Struct, frozen=True):
@@ -46,13 +48,7 @@ class _Prepared(msgspec.Struct):
     prepared: int
 
 
-class _ServerInfo(msgspec.Struct):
-    tp_size: int = 1
-    pp_size: int = 1
-    engine: str = "sglang"
-
-
-_Info = TypeVar("_Info", _Checked, _Prepared, _ServerInfo)
+_Info = TypeVar("_Info", _Checked, _Prepared, ServerInfo)
 
 
 class WeightCalls:
@@ -73,14 +69,11 @@ class WeightCalls:
         rank = answer.ranks[0] if len(answer.ranks) == 1 else _CheckedRank()
         return WeightSums(answer.per_engine_checksum, rank.checksums, rank.algorithm, rank.dtypes)
 
-    async def is_embedded(self) -> bool:
-        """Whether it is an embedded engine, which knows more than SGLang's calls."""
-        return (await self._server_info()).engine != "sglang"
-
-    async def num_ranks(self) -> int:
-        """Processes of the engine that hold a part of the weights each."""
-        info = await self._server_info()
-        return info.tp_size * info.pp_size
+    async def server_info(self) -> ServerInfo:
+        """What the engine is."""
+        path = "/server_info"
+        body = await self._http.call("GET", path, timeout_s=CONTROL_TIMEOUT_S)
+        return self._decode(body, ServerInfo, path)
 
     async def prepare_delta(self, path: str) -> int:
         """Have an embedded engine work out, beside its weights, what the file makes of them;
@@ -159,7 +152,7 @@ class WeightCalls:
 
     async def begin(self, *, timeout_s: float) -> None:
         """Open a session; `receive` needs one."""
-        await self._post("/begin_weight_update", {}, timeout_s=timeout_s, max_retries=0)
+        await self._post_rare("/begin_weight_update", {}, timeout_s)
 
     async def end(self, *, timeout_s: float) -> None:
         """Close the session: the engine uses what it received."""
@@ -192,9 +185,7 @@ class WeightCalls:
             timeout_s: the group's.
         """
         payload: dict[str, Any] = {
-            "names": [spec.name for spec in bucket],
-            "dtypes": [spec.dtype for spec in bucket],
-            "shapes": [list(spec.shape) for spec in bucket],
+            **_described(bucket),
             "group_name": group,
             "load_format": LOAD_FORMAT,
             "flush_cache": flush_cache,
@@ -208,10 +199,75 @@ class WeightCalls:
             max_retries=0,
         )
 
-    async def _server_info(self) -> _ServerInfo:
-        path = "/server_info"
-        body = await self._http.call("GET", path, timeout_s=CONTROL_TIMEOUT_S)
-        return self._decode(body, _ServerInfo, path)
+    async def copy(
+        self,
+        bucket: Sequence[WeightSpec],
+        handle: Mapping[str, Any],
+        *,
+        checksums: Sequence[str] | None,
+        version: int | None,
+        timeout_s: float,
+    ) -> None:
+        """Have an embedded engine copy a bucket from memory on its machine, within a session.
+
+        Args:
+            bucket: its weights.
+            handle: the memory; see `exchange.handles`.
+            checksums: one of each weight, to be compared; None compares none.
+            version: as for `receive`.
+            timeout_s: how long that may take.
+        """
+        payload = _described(bucket) | {"handle": dict(handle)}
+        if checksums is not None:
+            payload["checksums"] = list(checksums)
+        await self._post_tensors(payload, version, timeout_s)
+
+    async def unpickle(
+        self,
+        pickles: Sequence[str],
+        *,
+        version: int | None,
+        flush_cache: bool,
+        timeout_s: float,
+    ) -> None:
+        """Have SGLang take a bucket, within a session.
+
+        Args:
+            pickles: one for each of its ranks.
+            version: as for `receive`.
+            flush_cache: as for `receive`.
+            timeout_s: how long that may take.
+        """
+        payload = {
+            "serialized_named_tensors": list(pickles),
+            "load_format": LOAD_FORMAT,
+            "flush_cache": flush_cache,
+        }
+        await self._post_tensors(payload, version, timeout_s)
+
+    async def _post_tensors(
+        self, payload: dict[str, Any], version: int | None, timeout_s: float
+    ) -> None:
+        if version is not None:
+            payload["weight_version"] = str(version)
+        await self._post_rare("/update_weights_from_tensor", payload, timeout_s)
+
+    async def _post_rare(self, path: str, payload: Mapping[str, Any], timeout_s: float) -> None:
+        """A call that engines of other releases may not know."""
+        try:
+            await self._post(path, payload, timeout_s=timeout_s, max_retries=0)
+        except EngineRefused as error:
+            if error.status != UNKNOWN_CALL:
+                raise
+            unknown = EngineRefused(
+                "this engine cannot take weights in the way that weights.transport says",
+                where=self._http.url,
+                expected=f"an engine that knows {path}, as SGLang 0.5.23 does",
+                found=error.found,
+                fix="set weights.transport to disk",
+            )
+            unknown.status = UNKNOWN_CALL
+            raise unknown from error
 
     def _decode(self, body: bytes, kind: type[_Info], path: str) -> _Info:
         try:
@@ -234,3 +290,12 @@ class WeightCalls:
         return await self._http.call(
             "POST", path, encode(payload), timeout_s=timeout_s, max_retries=max_retries
         )
+
+
+def _described(bucket: Sequence[WeightSpec]) -> dict[str, Any]:
+    """A bucket's weights as engines read them."""
+    return {
+        "names": [spec.name for spec in bucket],
+        "dtypes": [spec.dtype for spec in bucket],
+        "shapes": [list(spec.shape) for spec in bucket],
+    }

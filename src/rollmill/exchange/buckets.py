@@ -32,10 +32,15 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def flatten(bucket: Sequence[WeightSpec], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The bucket's bytes: uint8, one dimension."""
+def flatten(
+    bucket: Sequence[WeightSpec],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The bucket's bytes: uint8, one dimension; in `out`, if given, which has that size."""
     parts = [tensors[spec.name].contiguous().reshape(-1).view(torch.uint8) for spec in bucket]
-    return torch.cat(parts)
+    return torch.cat(parts, out=out)
 
 
 def unflatten(bucket: Sequence[WeightSpec], flat: torch.Tensor) -> dict[str, torch.Tensor]:

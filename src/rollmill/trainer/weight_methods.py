@@ -51,6 +51,30 @@ class WeightMethods:
         """Send a stage to every engine of the group."""
         return self._sender.broadcast(stage, max_bytes=max_bytes, backend=backend)
 
+    def lend_bucket(
+        self,
+        *,
+        stage: int,
+        number: int,
+        max_bytes: int,
+        on_gpu: bool,
+        num_handles: int,
+        num_pickles: int,
+    ) -> Report:
+        """Lend one bucket of a stage to engines on this machine."""
+        return self._sender.lend(
+            stage,
+            number,
+            max_bytes=max_bytes,
+            on_gpu=on_gpu,
+            num_handles=num_handles,
+            num_pickles=num_pickles,
+        )
+
+    def take_back_bucket(self) -> Report:
+        """Lend nothing any more."""
+        return self._sender.take_back()
+
     def leave_weight_group(self) -> Report:
         """Leave the group."""
         return self._sender.leave()

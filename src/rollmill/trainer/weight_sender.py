@@ -17,6 +17,7 @@ from rollmill.errors import RollmillError
 from rollmill.exchange import groups
 from rollmill.exchange.buckets import flatten, specs_of
 from rollmill.exchange.specs import plan_buckets
+from rollmill.trainer.weight_lender import WeightLender
 from rollmill.trainer.weight_store import WeightStore
 
 Report = dict[str, Any]
@@ -35,6 +36,7 @@ class WeightSender:
         self._store = store
         self._is_sender = is_sender
         self._device = device
+        self._lender = WeightLender(store, device=device)
         self._meeting: Any = None
         self._address = ""
         self._group: Any = None
@@ -101,6 +103,19 @@ class WeightSender:
         if "error" in report:
             self.leave()
         return report
+
+    def lend(self, stage: int, number: int, **options: Any) -> Report:
+        """Lend one bucket of a stage to engines on this machine; see `WeightLender.lend`."""
+        return self._report(lambda: self._lender.lend(stage, number, **options))
+
+    def take_back(self) -> Report:
+        """Lend nothing any more."""
+
+        def take_back() -> Report:
+            self._lender.take_back()
+            return {}
+
+        return self._report(take_back)
 
     def leave(self) -> Report:
         """Leave the group, if there is one."""

@@ -9,6 +9,7 @@ from rollmill.weights.base import Transport
 from rollmill.weights.delta import DeltaTransport
 from rollmill.weights.disk import DiskTransport
 from rollmill.weights.distributed import DistributedTransport
+from rollmill.weights.tensor import TensorTransport
 
 
 def open_transport(config: Config, run_dir: Path) -> Transport:
@@ -19,6 +20,8 @@ def open_transport(config: Config, run_dir: Path) -> Transport:
             return DiskTransport(config.weights, run_dir, dtype=dtype)
         case "delta":
             return DeltaTransport(config.weights, run_dir, dtype=dtype)
+        case "tensor":
+            return TensorTransport(config.weights, run_dir, dtype=dtype)
         case "distributed":
             backend = config.weights.backend
             return DistributedTransport(config.weights, run_dir, dtype=dtype, backend=backend)

@@ -105,9 +105,9 @@ class DeltaDelivery(StagedDelivery):
 
 
 async def _check_embedded(clients: Sequence[EngineClient]) -> None:
-    kinds = await asyncio.gather(*(client.weights.is_embedded() for client in clients))
-    for client, is_embedded in zip(clients, kinds, strict=True):
-        if not is_embedded:
+    kinds = await asyncio.gather(*(client.weights.server_info() for client in clients))
+    for client, info in zip(clients, kinds, strict=True):
+        if not info.is_embedded:
             raise ConfigError(
                 "this engine cannot take differences of weights",
                 where=f"weights.transport: delta, {client.url}",

@@ -7,7 +7,6 @@ Invariants: a call that raises or reports a failure leaves no group behind; nobo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -16,16 +15,16 @@ from typing import Any
 
 from rollmill.config.weights import WeightsConfig
 from rollmill.engine.client import EngineClient
-from rollmill.engine.errors import EngineCallError, EngineFailed, EngineRefused
+from rollmill.engine.errors import EngineCallError, EngineFailed
 from rollmill.exchange.specs import WeightSpec, plan_buckets
 from rollmill.weights.base import Trainer
+from rollmill.weights.sessions import Failures, begin, discard, for_all, on_all
 from rollmill.weights.staged import Staged
 
 logger = logging.getLogger(__name__)
 
-Failures = dict[str, EngineCallError]
-
 LEAVE_TIMEOUT_S = 5.0
+"""How long anybody is waited for that is told to leave: it may be busy, or gone."""
 
 
 class WeightGroup:
@@ -77,8 +76,10 @@ class WeightGroup:
         if not members:
             return
         name = self._name
+        leaving = self._trainer.call("leave_weight_group")
         await asyncio.gather(
-            self._trainer.call("leave_weight_group"),
+            # it may be in the middle of a step; what it is told afterwards comes after this
+            asyncio.wait_for(leaving, LEAVE_TIMEOUT_S),
             *(client.weights.leave_group(name, timeout_s=LEAVE_TIMEOUT_S) for client in members),
             return_exceptions=True,  # whoever is gone has left; whoever did not join cannot
         )
@@ -90,14 +91,15 @@ class WeightGroup:
         await self.leave()
         self._name = f"rollmill-{os.getpid()}-{next(self._numbers)}"
         self._members = list(clients)
-        sizes = await asyncio.gather(*(client.weights.num_ranks() for client in clients))
+        infos = await asyncio.gather(*(client.weights.server_info() for client in clients))
+        sizes = [info.num_ranks for info in infos]
         offsets = [1 + total for total in itertools.accumulate(sizes, initial=0)]
         timeout_s = self._config.timeout_s
         opened = await self._trainer.call(
             "open_weight_group", address=self._config.address, timeout_s=timeout_s
         )
         if "error" in opened:
-            return _for_all(clients, opened["error"])
+            return for_all(clients, opened["error"])
         joining = [
             client.weights.join_group(
                 self._name,
@@ -127,7 +129,7 @@ class WeightGroup:
         max_bytes = self._config.bucket_mb << 20
         buckets = plan_buckets(staged.specs, max_bytes)
         timeout_s = self._config.timeout_s
-        failures = await _on_all(clients, [_begin(client, timeout_s) for client in clients])
+        failures = await on_all(clients, [begin(client, timeout_s) for client in clients])
         if failures:
             return failures
         receiving = [
@@ -139,9 +141,9 @@ class WeightGroup:
         )
         failures = await _together(sent, clients, receiving)
         if failures:
-            await _on_all(clients, [_discard(client, timeout_s) for client in clients])
+            await on_all(clients, [discard(client, timeout_s) for client in clients])
             return failures
-        return await _on_all(
+        return await on_all(
             clients, [client.weights.end(timeout_s=timeout_s) for client in clients]
         )
 
@@ -170,21 +172,6 @@ class WeightGroup:
             raise
 
 
-async def _begin(client: EngineClient, timeout_s: float) -> None:
-    """Open a session; one that a killed run left open is closed first."""
-    try:
-        await client.weights.begin(timeout_s=timeout_s)
-    except EngineRefused:
-        await client.weights.discard(timeout_s=timeout_s)
-        await client.weights.begin(timeout_s=timeout_s)
-
-
-async def _discard(client: EngineClient, timeout_s: float) -> None:
-    """Close a session that came to nothing, if the engine has one."""
-    with contextlib.suppress(EngineRefused):
-        await client.weights.discard(timeout_s=timeout_s)
-
-
 async def _together(
     trainers: Coroutine[Any, Any, Any],
     clients: Sequence[EngineClient],
@@ -197,29 +184,11 @@ async def _together(
     """
     trainer_task = asyncio.ensure_future(trainers)
     try:
-        failures = await _on_all(clients, calls)
+        failures = await on_all(clients, calls)
         report = await trainer_task
     finally:
         trainer_task.cancel()
         await asyncio.gather(trainer_task, return_exceptions=True)
     if "error" in report:
-        return _for_all(clients, report["error"]) | failures
+        return for_all(clients, report["error"]) | failures
     return failures
-
-
-async def _on_all(
-    clients: Sequence[EngineClient], calls: Sequence[Coroutine[Any, Any, None]]
-) -> Failures:
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    failures: Failures = {}
-    for client, outcome in zip(clients, outcomes, strict=True):
-        if isinstance(outcome, EngineCallError):
-            failures[client.url] = outcome
-        elif isinstance(outcome, BaseException):
-            raise outcome
-    return failures
-
-
-def _for_all(clients: Sequence[EngineClient], why: str) -> Failures:
-    failed = EngineFailed("the trainer could not send the weights", found=why)
-    return {client.url: failed for client in clients}

@@ -14,6 +14,7 @@ from rollmill.engine.embedded.generate import submitted, wait_for_all
 from rollmill.engine.embedded.replies import json_reply
 from rollmill.engine.embedded.requests import parse_generate
 from rollmill.engine.embedded.state import STATE, ServerState
+from rollmill.exchange.machine import machine_name
 
 _HEALTH_TIMEOUT_S = 20.0
 
@@ -87,6 +88,7 @@ async def server_info(request: web.Request) -> web.Response:
         {
             **state.settings,
             "engine": "rollmill-embedded",
+            "machine": machine_name(),
             "model_path": state.model_path,
             "served_model_name": state.served_model_name,
             "tokenizer_path": state.tokenizer_path,
