@@ -279,7 +279,7 @@ class Sample:
         self.failure = reason
 
     def restart(self) -> None:
-        """Back to a fresh prompt: nothing generated, nothing judged."""
+        """Back to a fresh prompt: nothing generated, judged or taken out of the loss."""
         self.segments = []
         self.response = ""
         self.status = Status.PENDING
@@ -287,8 +287,11 @@ class Sample:
         self.reward = None
         self.reward_outcome = None
         self.reward_detail = None
+        self.in_loss = True
         self.timing = {}
         self.counters = EngineCounters()
+        self.teacher_log_probs = None
+        self.routed_experts = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sample) and _fields_equal(self, other)

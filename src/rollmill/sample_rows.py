@@ -101,7 +101,7 @@ def sample_to_row(sample: Sample) -> dict[str, Any]:
     where = f"sample {sample.index}"
     row: dict[str, Any] = {name: getattr(sample, name) for name in _PLAIN}
     row |= {name: _utf8(getattr(sample, name)) for name in _TEXT}
-    row |= {f"{name}_json": _to_json(getattr(sample, name), where, name) for name in _JSON}
+    row |= {f"{name}_json": to_json(getattr(sample, name), where, name) for name in _JSON}
     images, experts = sample.multimodal_inputs, sample.routed_experts
     is_number = sample.reward is not None and not isinstance(sample.reward, Mapping)
     return row | {
@@ -186,23 +186,30 @@ def _segments_from(row: Mapping[str, Any]) -> list[Segment]:
     return segments
 
 
-def _to_json(value: Any, where: str, name: str) -> str:
+def to_json(value: Any, where: str, name: str) -> str:
+    """A user value of a sample as JSON text; numpy's numbers and arrays as plain ones.
+
+    Raises:
+        DataError: it holds something else.
+    """
     try:
-        return json.dumps(value, default=_numpy_scalar)
+        return json.dumps(value, default=_plain_numbers)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{name} cannot be written as JSON",
             where=where,
             expected="objects with text keys, lists, text, numbers, true, false, null",
             found=str(error),
-            fix="keep arrays in multimodal_inputs and other objects out of the sample",
+            fix="keep other objects out of the sample",
         ) from error
 
 
-def _numpy_scalar(value: Any) -> Any:
-    """Numbers that user functions computed with numpy become plain numbers."""
+def _plain_numbers(value: Any) -> Any:
+    """What user functions computed with numpy."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     raise TypeError(f"{value!r} of type {type(value).__name__}")
 
 

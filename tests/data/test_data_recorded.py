@@ -93,3 +93,22 @@ def test_a_border_inside_a_token_is_refused_where_text_cannot_be_cut() -> None:
     assert "straddles the border between prompt and answer, at 'Hel' and 'lo again.'" in str(inside)
     assert not isinstance(between, BadRowError)
     assert between.mask.sum() < len(between.tokens)
+
+
+def test_the_samples_of_one_row_have_names_of_their_own(tmp_path: Path) -> None:
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    names = {
+        way: [
+            one.row_id
+            for one in load_demonstrations(
+                sft_config(path=str(path), sft={"turns": way}),
+                tokenizer=byte_level_tokenizer("chatml"),
+            ).rows
+        ]
+        for way in ("all", "last", "each")
+    }
+    assert names["all"] == names["last"] == [f"{path}:1"]
+    assert names["each"] == [f"{path}:1 (turn 1 of 2)", f"{path}:1 (turn 2 of 2)"]

@@ -108,3 +108,36 @@ def test_a_ranking_of_ones_own_may_not_make_groups_up(tmp_path: Path) -> None:
     assert ranking is not None
     with pytest.raises(HookError, match="not given, or one twice"):
         ranking([make_group(0), make_group(1)])
+
+
+def test_bounds_on_the_length_count_all_tokens_of_an_attempt() -> None:
+    group = with_fan_out(make_group(0, (1.0, 0.0), length=6))
+    for twin in group.samples[2:]:  # 0 tokens each: the first attempt has 6, the second 6
+        twin.segments = []
+    assert judge(group, max_mean_length=6, min_mean_length=6) == KEEP
+    assert judge(group, max_mean_length=5) == Verdict(False, "mean_length_high")
+    assert judge(group, min_mean_length=7) == Verdict(False, "mean_length_low")
+    group.samples[2].segments = group.samples[0].segments  # by samples the mean would be 4.5
+    assert judge(group, min_mean_length=9, max_mean_length=9) == KEEP
+
+
+def test_every_condition_that_is_set_is_named() -> None:
+    def name(**config: object) -> str:
+        settings = FilterConfig.model_validate(config)
+        return DynamicFilter(settings, reward_key=None, base_dir=Path()).name
+
+    assert name(dynamic="nonzero_std", max_mean_reward=0.5) == "max_mean_reward, nonzero_std"
+    assert name(min_mean_length=3) == "min_mean_length"
+    assert name() == "(none)"
+
+
+@pytest.mark.parametrize("what", ["mean_reward", "mean_length"])
+def test_bounds_that_no_group_can_meet_are_a_mistake_in_the_configuration(what: str) -> None:
+    with pytest.raises(ValueError, match=f"min_{what}: expected at most max_{what}"):
+        FilterConfig.model_validate({f"min_{what}": 2, f"max_{what}": 1})
+
+
+def test_reasons_are_few_whatever_the_rewards() -> None:
+    """They are names of metrics: one for each reward there is would be thousands."""
+    reasons = {nonzero_std([number / 9999] * 4).reason for number in range(10_000)}
+    assert len(reasons) <= 1 + 9 * 4 + 1

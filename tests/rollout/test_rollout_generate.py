@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rollout_helpers import run
+from tiny import make_tiny_model
 
+from rollmill.config.engine import EngineConfig
 from rollmill.config.sampling import SamplingConfig
+from rollmill.data import load_tokenizer
+from rollmill.engine.pool import EnginePool
 from rollmill.errors import EngineError, RolloutError
 from rollmill.rollout.gate import GateClosed
 from rollmill.rollout.generate import (
@@ -134,8 +140,6 @@ class Phrases:
 
 
 def context_with(stop: tuple[str, ...]) -> GenerateContext:
-    from dataclasses import replace
-
     context = make_context(sampling=SamplingConfig(stop=stop))
     return replace(context, tokenizer=Phrases())  # type: ignore[arg-type]
 
@@ -150,6 +154,46 @@ def test_a_stop_string_of_an_earlier_turn_does_not_cut_the_text() -> None:
     ]
     assert context.text_of(sample, num_before=3) == "look STOPfound done "
     assert context.text_of(sample) == "look "  # as one turn, the first stop is the end
+
+
+def test_the_token_that_ended_an_answer_is_not_in_its_text() -> None:
+    context = context_with(("never",)).with_sampling(stop_token_ids=(3,))
+    sample = make_sample(segments=[Segment.from_engine([1, 3, 5, 3], [-1] * 4, 0)])
+    for status, text in (
+        (Status.COMPLETED, "look STOPdone "),
+        (Status.TRUNCATED, "look STOPdone STOP"),
+    ):
+        sample.status = status
+        assert context.text_of(sample) == text
+
+
+@pytest.mark.timeout(120)
+def test_an_answer_in_two_calls_reads_as_in_one(tmp_path: Path) -> None:
+    """On a real engine, with special tokens shown and an ordinary token that ends the answer."""
+    folder = make_tiny_model(tmp_path / "model", seed=3)
+    tokenizer = load_tokenizer(folder)
+    ends = tuple(range(3, 30))  # ordinary tokens: an untrained model soon writes one
+    sampling = SamplingConfig(
+        max_new_tokens=20, temperature=1.0, stop_token_ids=ends, skip_special_tokens=False
+    )
+    config = EngineConfig(embedded={"num_threads": 1})
+
+    async def main() -> None:
+        async with EnginePool(config, model_path=str(folder), run_dir=tmp_path) as pool:
+            context = replace(
+                make_context(pool, sampling=sampling, context_length=32), tokenizer=tokenizer
+            )
+            num_ended = 0
+            for index in range(12):
+                whole = await context.extend(make_sample(index, group_index=index))
+                last = whole.segments[-1]
+                half = make_sample(index, group_index=index, status=whole.status)
+                half.segments = [Segment.from_engine(last.token_ids, last.log_probs, 0)]
+                assert context.text_of(half) == whole.response
+                num_ended += whole.status is Status.COMPLETED
+            assert num_ended >= 8
+
+    run(main, limit_s=100)
 
 
 def test_a_stop_string_across_a_continuation_is_cut() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rollmill.checks.finding import Finding, ok, warning
 from rollmill.config import Config
 from rollmill.config.trainer import AlgorithmConfig
+from rollmill.filters import DynamicFilter
+from rollmill.loop.teachers import is_without_reward
+from rollmill.sample import Group, Sample, Status, int_array
 
 HIGH_LR = 5e-4
 LOW_BF16_LR = 3e-6
@@ -24,6 +28,7 @@ def check_settings(config: Config) -> Iterator[Finding]:
         yield from _precision(config)
     yield from _learning(config)
     yield from _staleness(config)
+    yield from _filters(config)
     yield from _evaluation(config)
     yield from _reward(config)
 
@@ -117,6 +122,41 @@ def _staleness(config: Config) -> Iterator[Finding]:
             "step's ratio starts from the trainer's own log-probs, so it is 1 for the first update",
             "set importance_correction: truncate (or old_log_probs: rollout)",
         )
+
+
+def _filters(config: Config) -> Iterator[Finding]:
+    filters = config.rollout.filters
+    if filters.over_sampling and config.rollout.submit_size == config.rollout.batch_size:
+        yield warning(
+            "rollout.filters.over_sampling",
+            "with over_sampling_batch_size equal to batch_size there is nothing to choose from",
+            "set rollout.over_sampling_batch_size above batch_size",
+        )
+    if is_without_reward(config) and (reason := _verdict_on_zeros(config)) is not None:
+        yield warning(
+            "rollout.filters",
+            f"the teacher is the only signal, so every reward is 0, and every group is rejected "
+            f"({reason}); rows with a metadata.reward_type are judged and may pass",
+            "leave rollout.filters out, or set a reward",
+        )
+
+
+def _verdict_on_zeros(config: Config) -> str | None:
+    """Why the filter turns down a group whose rewards are all 0; None when it keeps it or is the
+    user's own."""
+    filters = config.rollout.filters
+    if filters.dynamic is not None and ":" in filters.dynamic:
+        return None
+    judge = DynamicFilter(
+        filters.model_copy(update={"min_mean_length": None, "max_mean_length": None}),
+        reward_key=None,
+        base_dir=Path(),
+    )
+    samples = [
+        Sample(int_array([0]), attempt=attempt, status=Status.COMPLETED, reward=0.0)
+        for attempt in range(config.rollout.n_samples_per_prompt)
+    ]
+    return judge(Group(0, samples)).reason
 
 
 def _is_uncorrected(algorithm: AlgorithmConfig) -> bool:

@@ -24,12 +24,36 @@ class FilterConfig(Section):
     """Reject groups whose mean reward is below this."""
     max_mean_reward: float | None = None
     """Reject groups whose mean reward is above this."""
+    min_mean_length: int | None = Field(None, ge=0)
+    """Reject groups whose answers have fewer response tokens than this on average."""
+    max_mean_length: int | None = Field(None, ge=0)
+    """Reject groups whose answers have more response tokens than this on average."""
     max_consecutive_rejections: int = Field(1000, ge=1)
     """Rejections in a row before the run stops and names the filter."""
     max_refills: int = Field(1000, ge=1)
     """Times that one batch may ask for prompts before the run stops and counts the reasons."""
     when_short: Literal["error", "keep"] = "error"
     """At those limits: stop with an error, or take rejected groups to fill the batch."""
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether any group may be turned down."""
+        conditions = (
+            self.dynamic, self.over_sampling, self.min_mean_reward, self.max_mean_reward,
+            self.min_mean_length, self.max_mean_length,
+        )  # fmt: skip
+        return any(condition is not None for condition in conditions)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> FilterConfig:
+        for what in ("mean_reward", "mean_length"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low is not None and high is not None and low > high:
+                raise ValueError(
+                    f"min_{what}: expected at most max_{what} ({high:g}), found {low:g} "
+                    "(every group would be rejected)"
+                )
+        return self
 
 
 class RolloutHooks(Section):
@@ -152,6 +176,21 @@ class RolloutConfig(Section):
                     f"source: replay takes answers as the data has them, so it does not go "
                     f"together with {setting}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _own_rollout(self) -> RolloutConfig:
+        if self.hooks.rollout is None:
+            return self
+        excluded = {
+            "filters (it chooses the groups)": self.filters.is_selective,
+            "over_sampling_batch_size (it takes as many as it likes)": (
+                self.over_sampling_batch_size is not None
+            ),
+        }
+        for setting, is_set in excluded.items():
+            if is_set:
+                raise ValueError(f"hooks.rollout: does not go together with {setting}")
         return self
 
     @model_validator(mode="after")

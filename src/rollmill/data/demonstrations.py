@@ -152,7 +152,10 @@ class _Reader:
                 record = raw.load()
                 fields_seen.update(record)
                 marked, metadata = self._reader.read(record)
-                texts += [(raw.where, text, metadata) for text in marked]
+                texts += [
+                    (_place(raw.where, number, len(marked)), text, metadata)
+                    for number, text in enumerate(marked, start=1)
+                ]
             except BadRowError as reason:
                 self._refuse(raw.where, reason)
         all_tokens = self._tokenizer.tokens([text for _, text, _ in texts])
@@ -197,6 +200,11 @@ class _Reader:
         self._tally.num_bad += 1
         if len(self._tally.reasons) < _SHOWN_REASONS:
             self._tally.reasons.append(f"{where}: {reason}")
+
+
+def _place(where: str, number: int, num_samples: int) -> str:
+    """What a sample is called: its row, and which one it is when the row gives several."""
+    return where if num_samples == 1 else f"{where} (turn {number} of {num_samples})"
 
 
 def _too_long(where: str, length: int, limit: int) -> DataError:

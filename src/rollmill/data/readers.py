@@ -25,7 +25,11 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class BadRowError(Exception):
-    """One row cannot be used; the text is the reason."""
+    """One row cannot be used; the text is the reason, `fix` what to do when that is known."""
+
+    def __init__(self, reason: str, *, fix: str | None = None) -> None:
+        super().__init__(reason)
+        self.fix = fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +80,14 @@ def _read_file(file: Path) -> Iterator[RawRow]:
 
 
 def _read_json_lines(file: Path) -> Iterator[RawRow]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if text.strip():
-                yield RawRow(f"{file}:{number}", _json_loader(text.strip()))
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if text.strip():
+                    yield RawRow(f"{file}:{number}", _json_loader(text.strip()))
+    except OSError as error:
+        raise _unreadable(file, "a readable file of JSON lines", error) from error
 
 
 def _json_loader(text: bytes) -> Callable[[], dict[str, Any]]:
@@ -164,7 +171,24 @@ def _table_rows(file: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
     for batch in batches:
         for record in batch.to_pylist():
             number += 1
-            yield RawRow(f"{file}:row {number}", _record_loader(record))
+            yield RawRow(f"{file}:row {number}", _record_loader(_as_written(record)))
+
+
+def _as_written(value: Any, *, is_in_list: bool = False) -> Any:
+    """A table's value without the fields that only other entries of the same list have.
+
+    The entries of a list (messages, tools) share one type in a table: each gets the fields of all,
+    null where it had none, down to the arguments of a tool call. Templates would show them.
+    """
+    if isinstance(value, list):
+        return [_as_written(entry, is_in_list=True) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _as_written(entry, is_in_list=is_in_list)
+        for key, entry in value.items()
+        if entry is not None or not is_in_list or key == "content"
+    }
 
 
 def _record_loader(record: dict[str, Any]) -> Callable[[], dict[str, Any]]:

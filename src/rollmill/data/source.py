@@ -146,7 +146,16 @@ class PromptSource:
         if not self._waiting or n == 0:
             return []
         waiting = [self._waiting[index] for index in sorted(self._waiting)]
-        chosen = list(self._policy(waiting, n))
+        try:
+            chosen = list(self._policy(waiting, n))
+        except Exception as error:
+            raise HookError(
+                "the buffer policy raised, or returned no list",
+                where="rollout.hooks.buffer_policy",
+                expected=f"at most {n} of the {len(waiting)} groups it was given, each once",
+                found=f"{type(error).__name__}: {error}",
+                fix="mend the function, or leave it out: oldest first is the default",
+            ) from error
         known = {id(group) for group in waiting}
         distinct = {id(group) for group in chosen}
         if len(chosen) > n or len(distinct) != len(chosen) or not distinct <= known:

@@ -20,14 +20,20 @@ from rollmill.sample import Group, Status, attempt_rewards
 MIN_STD = 1e-6
 """Rewards closer together than this (float64) carry no signal; float noise is below it."""
 
+BOUNDS = ("min_mean_reward", "max_mean_reward", "min_mean_length", "max_mean_length")
+"""Fields of the configuration that are conditions by themselves."""
+
 CustomFilter = Callable[[Group], "bool | tuple[bool, str] | Verdict"]
 SIGNATURE = HookSignature(("group: Group",), "bool | tuple[bool, str]", "sync")
 
 
 def nonzero_std(rewards: list[float]) -> Verdict:
-    """Reject when the standard deviation of the rewards is at most 1e-6, in float64."""
+    """Reject when the standard deviation of the rewards is at most 1e-6, in float64.
+
+    The reason has their mean to one digit: reasons are names of metrics, so there must be few.
+    """
     spread = float(np.std(np.asarray(rewards, np.float64)))
-    return KEEP if spread > MIN_STD else Verdict(False, f"zero_std_{np.mean(rewards):.3g}")
+    return KEEP if spread > MIN_STD else Verdict(False, f"zero_std_{np.mean(rewards):.1g}")
 
 
 class DynamicFilter:
@@ -58,12 +64,14 @@ class DynamicFilter:
                 where="rollout.filters.dynamic",
                 expected="nonzero_std, or module:function",
                 found=repr(name),
+                fix="write nonzero_std, or a function of yours as file.py:function",
             )
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
-        return self._config.dynamic or "bounds on the mean reward"
+        """What to call it in messages: every condition that is set."""
+        bounds = [name for name in BOUNDS if getattr(self._config, name) is not None]
+        return ", ".join([*bounds, *filter(None, [self._config.dynamic])]) or "(none)"
 
     def __call__(self, group: Group) -> Verdict:
         """Judge one group of finished samples.
@@ -74,18 +82,28 @@ class DynamicFilter:
         live = Group(group.group_index, [s for s in group.samples if s.status is not Status.FAILED])
         if not live.samples:
             return Verdict(False, "all_failed")
-        low, high = self._config.min_mean_reward, self._config.max_mean_reward
+        verdict = self._within_bounds(live)
+        if not verdict.keep or self._config.dynamic is None:
+            return verdict
+        if self._custom is not None:
+            return _as_verdict(self._custom(live), self._config.dynamic)
+        return nonzero_std(attempt_rewards(live, self._reward_key))
+
+    def _within_bounds(self, group: Group) -> Verdict:
+        config = self._config
+        low, high = config.min_mean_reward, config.max_mean_reward
         if low is not None or high is not None:
-            mean = float(np.mean(attempt_rewards(live, self._reward_key)))
+            mean = float(np.mean(attempt_rewards(group, self._reward_key)))
             if low is not None and mean < low:
                 return Verdict(False, "mean_reward_low")
             if high is not None and mean > high:
                 return Verdict(False, "mean_reward_high")
-        if self._custom is not None:
-            return _as_verdict(self._custom(live), self.name)
-        if self._config.dynamic is None:
-            return KEEP
-        return nonzero_std(attempt_rewards(live, self._reward_key))
+        length = group.num_response_tokens / len(group.attempts())
+        if config.min_mean_length is not None and length < config.min_mean_length:
+            return Verdict(False, "mean_length_low")
+        if config.max_mean_length is not None and length > config.max_mean_length:
+            return Verdict(False, "mean_length_high")
+        return KEEP
 
 
 def _as_verdict(answer: object, name: str) -> Verdict:
@@ -100,4 +118,5 @@ def _as_verdict(answer: object, name: str) -> Verdict:
         where=f"rollout.filters.dynamic ({name})",
         expected="True, False, or (False, 'reason')",
         found=repr(answer)[:200],
+        fix="return whether the group is kept",
     )

@@ -46,11 +46,23 @@ def load_ranking(name: str | None, *, reward_key: str | None, base_dir: Path) ->
             where=where,
             expected="by_reward_std, or module:function",
             found=repr(name),
+            fix="write by_reward_std, or a function of yours as file.py:function",
         )
     custom = load_hook(name, base_dir=base_dir, expected=SIGNATURE, name=where)
 
     def checked(groups: Sequence[Group]) -> Sequence[Group]:
-        ranked = list(custom(list(groups)))
+        try:
+            ranked = list(custom(list(groups)))
+        except HookError:
+            raise
+        except Exception as error:
+            raise HookError(
+                "an over-sampling filter raised, or returned no list",
+                where=f"{where} ({name})",
+                expected="the groups it was given, ordered, each at most once",
+                found=f"{type(error).__name__}: {error}",
+                fix="mend the function: nobody else can say which groups are trained on",
+            ) from error
         if {id(g) for g in ranked} - {id(g) for g in groups} or len({id(g) for g in ranked}) != len(
             ranked
         ):
@@ -58,6 +70,7 @@ def load_ranking(name: str | None, *, reward_key: str | None, base_dir: Path) ->
                 "an over-sampling filter returned groups that it was not given, or one twice",
                 where=f"{where} ({name})",
                 expected="the groups it was given, ordered, each at most once",
+                fix="return a sorted or shortened list of the groups themselves",
             )
         return ranked
 

@@ -20,11 +20,19 @@ from rollmill.loop.parts import Parts, open_parts
 from rollmill.loop.run_dir import RunLock
 from rollmill.rewards.alarm import OutcomeAlarm
 from rollmill.rollout.batch import RolloutBatch
+from rollmill.rollout.collector import BatchNotFilled
 from rollmill.sample import flatten
 from rollmill.sample_codec import encode_group
 from rollmill.telemetry.console import RunView
 
 logger = logging.getLogger(__name__)
+
+ENGINE_EVENTS = {
+    "deaths": "num_engine_deaths",
+    "redispatched_requests": "num_redispatched",
+    "kept_tokens": "num_kept_tokens",
+}
+"""Metrics of a step, and the counters of the pool that they are taken from."""
 
 
 @dataclass
@@ -94,6 +102,7 @@ class Loop:
         self._stop = stop
         self._clock: dict[str, float] = {}
         self._alarm = OutcomeAlarm()
+        self._events = parts.engines.stats()
 
     async def run(self) -> TrainResult:
         """From the newest checkpoint (or the start) to the last step, or until told to stop."""
@@ -105,10 +114,10 @@ class Loop:
         while self.step < self._config.run.num_steps and not self._stop.is_set():
             await self._step(self.step + 1)
             self.step += 1
-            if self._is_due(self.step, every):
-                await self._evaluate(self.step)
             if self._is_due(self.step, self._config.run.save_every):
                 await self._save(self.step, is_last=False)
+            if self._is_due(self.step, every):
+                await self._evaluate(self.step)
         is_finished = self.step >= self._config.run.num_steps
         if is_finished and self._config.eval.at_end:
             await self._evaluate(self.step)
@@ -125,6 +134,7 @@ class Loop:
         batch = await self._rollout(step)
         metrics = await self._learn(step, batch)
         metrics |= await self._weights_changed(step)
+        metrics |= self._engine_events()
         self._clock["time/step_s"] = time.monotonic() - started
         metrics |= batch.metrics | self._clock | self._parts.constant_metrics
         self._parts.records.write("train", step, metrics)
@@ -133,9 +143,15 @@ class Loop:
 
     async def _rollout(self, step: int) -> RolloutBatch:
         with self._timed("rollout", step):
-            batch = await self._parts.doctor.watch(
-                self._parts.rollouts.collect(step=step, version=step - 1)
-            )
+            try:
+                batch = await self._parts.doctor.watch(
+                    self._parts.rollouts.collect(step=step, version=step - 1)
+                )
+            except BatchNotFilled as error:  # its reasons are in these answers
+                self._parts.records.dumps.turned_down(
+                    step, rejected=error.rejected, failed=error.failed
+                )
+                raise
         batch.metrics["rollout/stalls"] = float(self._parts.doctor.num_stalls)
         for alarm in self._alarm.update(outcomes_of(batch)):
             logger.warning("step %d: %s", step, alarm)
@@ -172,6 +188,16 @@ class Loop:
         """Bring new weights to the engines; replayed answers leave that to the next evaluation."""
         return {} if self._config.rollout.is_replay else await self._sync(version)
 
+    def _engine_events(self) -> dict[str, float]:
+        """What befell the engines since the step before; nothing where none are used."""
+        before, self._events = self._events, self._parts.engines.stats()
+        if self._config.rollout.is_replay:
+            return {}
+        return {
+            f"engine/{name}": float(getattr(self._events, field) - getattr(before, field))
+            for name, field in ENGINE_EVENTS.items()
+        }
+
     async def _sync(self, version: int) -> dict[str, float]:
         with self._timed("sync", version):
             work = self._parts.sync.bring(version)
@@ -180,7 +206,10 @@ class Loop:
         return metrics
 
     async def _evaluate(self, step: int) -> None:
+        """Evaluate once; a run that was told to stop leaves that to the one that goes on."""
         if not self._parts.evaluations.is_due(step):
+            return
+        if self._stop.is_set() and step < self._config.run.num_steps:
             return
         if not self._parts.evaluations.are_apart and self._parts.sync.version != step:
             await self._sync(step)
@@ -194,6 +223,7 @@ class Loop:
     async def _resume(self) -> None:
         self._parts.view.phase("looking for a checkpoint")
         self.step = step = await self._parts.checkpoints.resume()
+        self._parts.run_dir.write_down(self._config, self._parts.tokenizer)  # now that they fit
         if step:
             self._parts.view.message(f"resumed after step {step} of {self._config.run.num_steps}")
         self._parts.evaluations.remember(self._parts.run_dir.metrics, at_most=step)

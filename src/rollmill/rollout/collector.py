@@ -23,6 +23,20 @@ from rollmill.sample import Group
 
 FAILURE_WINDOW = 64
 MIN_FAILURE_WINDOW = 8
+NEVER_FULL = 1 << 62
+"""A target that is never reached: the collector of a stream only counts."""
+
+
+class BatchNotFilled(RolloutError):
+    """Too many groups were turned down; they are here, so that they can be looked at.
+
+    Attributes:
+        rejected: groups that a filter turned down, with the reason.
+        failed: groups given up, with the reason.
+    """
+
+    rejected: Sequence[tuple[Group, str]] = ()
+    failed: Sequence[tuple[Group, str]] = ()
 
 
 class Decision(StrEnum):
@@ -64,6 +78,7 @@ class Collector:
         self._limits = limits
         self._consecutive_rejections = 0
         self._num_refills = 0
+        self._num_asked = 0
         self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
         self.num_submitted = 0
         self.num_in_flight = 0
@@ -100,6 +115,19 @@ class Collector:
         self._num_refills += 1
         rounds = -(-missing // self._limits.submit_size)
         return rounds * self._limits.submit_size
+
+    def asked_for(self, num_groups: int) -> None:
+        """Groups are asked for one by one, not as `num_to_submit` says: `submit_size` of them count
+        as a refill.
+
+        Raises:
+            RolloutError: refilled too often.
+        """
+        self._num_asked += num_groups
+        if self._num_asked > self._limits.max_refills * self._limits.submit_size:
+            self._give_up_or_fill(
+                f"{self._num_asked} groups did not fill the batch", "rollout.filters.max_refills"
+            )
 
     def offer_ready(self, group: Group) -> Decision:
         """A group that finished and passed the filter in an earlier step."""
@@ -146,13 +174,14 @@ class Collector:
         self._recent.append(True)
         rate = sum(self._recent) / len(self._recent)
         if len(self._recent) >= MIN_FAILURE_WINDOW and rate > self._limits.max_failure_rate:
-            raise RolloutError(
+            raise self._with_groups(
                 f"{sum(self._recent)} of the last {len(self._recent)} groups failed",
                 where="rollout",
                 expected=f"a share of at most {self._limits.max_failure_rate:g} "
                 "(rollout.max_failure_rate)",
                 found=count_reasons(reason for _, reason in self.failed),
-                fix="mend what the reasons name; the run goes on from its last checkpoint",
+                fix="mend what the reasons name (`rollmill view` shows these answers under "
+                "`dropped`) and start the same command again",
             )
         return Decision.FAIL
 
@@ -195,18 +224,27 @@ class Collector:
         self.accepted.append(group)
         return Decision.ACCEPT
 
+    def _with_groups(self, what: str, **parts: str) -> BatchNotFilled:
+        error = BatchNotFilled(what, **parts)
+        error.rejected, error.failed = tuple(self.rejected), tuple(self.failed)
+        return error
+
     def _give_up_or_fill(self, what: str, limit: str) -> None:
-        """End with an error, or take rejected groups, the oldest first, until the batch is full."""
-        if self._limits.when_short == "error":
+        """End with an error, or take rejected groups, the oldest first, until the batch is full.
+
+        Without a group to take the error comes either way: else it would be the same again.
+        """
+        if self._limits.when_short == "error" or not self.rejected:
             turned_down = (reason for _, reason in (*self.rejected, *self.failed))
-            raise RolloutError(
+            raise self._with_groups(
                 what,
                 where="rollout.filters",
                 expected=f"groups that pass ({limit})",
                 found=count_reasons(turned_down)
-                + f"; accepted so far: {len(self.accepted)} of {self._limits.target}",
-                fix="choose prompts of fitting difficulty, loosen the filter, or set "
-                "rollout.filters.when_short to keep",
+                + f"; accepted so far: {len(self.accepted)}"
+                + ("" if self._limits.target >= NEVER_FULL else f" of {self._limits.target}"),
+                fix="look at these answers (`rollmill view`, under `dropped`); choose prompts of "
+                "fitting difficulty, loosen the filter, or set rollout.filters.when_short to keep",
             )
         num_taken = min(len(self.rejected), max(0, self._limits.target - len(self.accepted)))
         for group, reason in self.rejected[:num_taken]:

@@ -19,7 +19,13 @@ from rollmill.filters import KEEP
 from rollmill.rollout.collector import Collector
 from rollmill.rollout.fresh import is_done
 from rollmill.rollout.group import first_line
-from rollmill.rollout.round import RoundParts, abort_requests, limits_of, round_metrics
+from rollmill.rollout.round import (
+    RoundParts,
+    abort_requests,
+    leave_failed_out,
+    limits_of,
+    round_metrics,
+)
 from rollmill.rollout.tasks import end_all
 from rollmill.sample import Group
 
@@ -97,6 +103,7 @@ class OwnRound:
             raise _bad("raised", first_line(error)) from error
         self._check(groups)
         for group in groups:
+            leave_failed_out(group)
             del self.context._taken[group.group_index]
             self._parts.books.record(group, State.READY)
             self.collector.finished(group, KEEP)

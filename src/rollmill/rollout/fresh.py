@@ -38,9 +38,6 @@ def afresh(sample: Sample) -> Sample:
     fresh.metadata = copy.deepcopy(sample.metadata)
     fresh.metadata.pop(NUM_SIBLINGS_KEY, None)
     fresh.restart()
-    fresh.in_loss = True
-    fresh.teacher_log_probs = None
-    fresh.routed_experts = None
     return fresh
 
 

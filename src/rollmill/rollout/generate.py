@@ -188,7 +188,7 @@ class GenerateContext:
             sample.response = result.text
 
     def text_of(self, sample: Sample, num_before: int = 0) -> str:
-        """The response as text, decoded whole; a stop string that ended it is cut off.
+        """The response as text, decoded whole, without the stop string or token that ended it.
 
         Args:
             sample: whose response.
@@ -196,10 +196,21 @@ class GenerateContext:
                 (earlier turns end with them).
         """
         tokens = sample.response_tokens.tolist()
-        text = self._decode(tokens)
-        if sample.status is not Status.COMPLETED or not self.sampling.stop:
-            return text
-        return cut_stop(text, self.sampling.stop, len(self._decode(tokens[:num_before])))
+        if sample.status is not Status.COMPLETED:
+            return self._decode(tokens)
+        if tokens and self._is_end(tokens[-1]):
+            return self._decode(tokens[:-1])
+        if not self.sampling.stop:
+            return self._decode(tokens)
+        num_chars_before = len(self._decode(tokens[:num_before]))
+        return cut_stop(self._decode(tokens), self.sampling.stop, num_chars_before)
+
+    def _is_end(self, token: int) -> bool:
+        """Whether an answer ends at this token: engines leave it out of the text as well."""
+        is_special = token in getattr(self.tokenizer, "all_special_ids", ())
+        return token in self.sampling.stop_token_ids or (
+            is_special and not self.sampling.ignore_eos
+        )
 
     def _decode(self, token_ids: list[int]) -> str:
         is_skipped = self.sampling.skip_special_tokens

@@ -27,6 +27,7 @@ from rollmill.rollout.gate import GateClosed, is_being_cancelled
 from rollmill.rollout.generate import Generate, GenerateContext, checked_answers
 from rollmill.rollout.usage import Loss
 from rollmill.sample import Group, Sample, Status
+from rollmill.sample_rows import to_json
 
 logger = logging.getLogger(__name__)
 SampleHook = Callable[[Sample], "Awaitable[None] | None"]
@@ -142,7 +143,8 @@ class GroupRunner:
         except HookError as error:  # found in a data row or set by user code: costs its sample
             sample.fail(f"generate_function: {error.what} ({error.found})")
             return [sample]
-        metadata = copy.deepcopy(sample.metadata)
+        given = copy.copy(sample)  # user code may change what it gets, its prompt too
+        given.metadata = copy.deepcopy(sample.metadata)
         reason = "no attempt was made"
         num_tries = 0
         while num_tries <= self.max_retries:
@@ -158,8 +160,8 @@ class GroupRunner:
                 continue
             num_tries += 1
             self.context.usage.lose(Loss.RETRIED, written or [sample])
-            sample = afresh(sample)
-            sample.metadata = copy.deepcopy(metadata)
+            sample = afresh(given)
+            sample.metadata = copy.deepcopy(given.metadata)
         if (
             not self.context.gate.is_closed
         ):  # what fails while a batch ends has its tries in the next
@@ -181,6 +183,7 @@ class GroupRunner:
             written = checked_answers(await function(sample, self.context), sample)
             for answer in written:
                 await self._run_hook(answer)
+                to_json(answer.metadata, f"sample {answer.index}", "metadata")  # or it fails here
         except GateClosed:
             return [_unfinished(sample)], "the batch was aborted"
         except asyncio.CancelledError as error:
@@ -266,12 +269,14 @@ class GroupRunner:
         return [await self.judge.judge(sample)]
 
     async def _judge_group(self, group: Group) -> None:
+        """Judge all answers together; a reward that user code set stays what it is."""
         due = [sample for sample in group.samples if sample.status is not Status.FAILED]
         if not due or all(sample.reward is not None for sample in due):
             return
         outcomes = await self._judged(due, lambda: self.judge.judge_group(due))
         for sample, outcome in zip(due, outcomes, strict=True) if outcomes else ():
-            self._apply(sample, outcome)
+            if sample.reward is None:
+                self._apply(sample, outcome)
 
     async def _judged(
         self, due: list[Sample], judge: Callable[[], Awaitable[list[Outcome]]]

@@ -28,6 +28,8 @@ from rollmill.rollout.collector import CollectLimits, Collector
 from rollmill.rollout.group import first_line
 from rollmill.rollout.hooks import LoadedHooks
 from rollmill.rollout.metrics import batch_metrics
+from rollmill.rollout.round import leave_failed_out
+from rollmill.rollout.supply import take_exactly
 from rollmill.sample import Group, Sample, Status
 from rollmill.telemetry.progress import Progress, ProgressListener, ignore_progress
 
@@ -119,14 +121,7 @@ class ReplayManager:
         self._parts.ledger.rewind(0)
 
     def _take(self, count: int) -> list[Group]:
-        groups = self._parts.source.take(count)
-        if len(groups) != count:
-            raise HookError(
-                "the data source gave another number of groups than asked for",
-                where="take",
-                expected=f"exactly {count}, beginning again when the data ends",
-                found=str(len(groups)),
-            )
+        groups = take_exactly(self._parts.source, count)
         for group in groups:
             _check_finished(group, self._config.n_samples_per_prompt)
         return groups
@@ -159,8 +154,7 @@ class ReplayManager:
             return None
         if self._config.on_failed_group == "replace" or len(failed) == len(group.samples):
             return failed[0].failure or "unknown"
-        for sample in failed:
-            sample.in_loss = False
+        leave_failed_out(group)
         return None
 
     async def _run_hook(self, sample: Sample) -> None:

@@ -299,9 +299,15 @@ def failure_of(task: asyncio.Task[Group], group: Group, policy: str) -> str | No
     unjudged = _first(group.samples, lambda sample: not is_done(sample))
     if unjudged is not None:
         return f"sample {unjudged.index} was left {unjudged.status.value} without a reward"
-    for sample in failed:
-        sample.in_loss = False
+    leave_failed_out(group)
     return None
+
+
+def leave_failed_out(group: Group) -> None:
+    """Take the FAILED samples of a group that is used without them out of the loss."""
+    for sample in group.samples:
+        if sample.status is Status.FAILED:
+            sample.in_loss = False
 
 
 def _first(samples: Sequence[Sample], condition: Callable[[Sample], bool]) -> Sample | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rollmill.filters import Verdict
-from rollmill.rollout.collector import Collector
+from rollmill.rollout.collector import NEVER_FULL, Collector
 from rollmill.rollout.fresh import restart_group
 from rollmill.rollout.length_bias import LengthBias
 from rollmill.rollout.round import (
@@ -29,9 +29,6 @@ from rollmill.rollout.round import (
 from rollmill.rollout.staleness import StalenessGate
 from rollmill.rollout.tasks import end_all
 from rollmill.sample import Group
-
-NEVER_FULL = 1 << 62
-"""A step's collector only counts: which groups make the batch is the staleness gate's to say."""
 
 PartsOf = Callable[[int, int], RoundParts]
 
@@ -119,7 +116,11 @@ class Stream(Round):
         return prompts
 
     async def stop(self) -> None:
-        """End the pump and everything in flight; see `Round.stop`."""
+        """End the pump and everything in flight; see `Round.stop`.
+
+        Requests are cancelled, not waited for: their prompts start afresh whatever they have.
+        """
+        self._is_hurried = True
         if self._pump is not None:
             await end_all([self._pump])
             self._pump = None
@@ -159,6 +160,7 @@ class Stream(Round):
         """Submit what the gate admits, a few at a time; a batch may be taken in between."""
         per_turn = max(1, ATTEMPTS_PER_TURN // self._config.n_samples_per_prompt)
         while (count := min(per_turn, self._ages.num_to_admit())) > 0:
+            self.collector.asked_for(count)
             groups = self._parts.supply.take(count)
             self.collector.submitted(len(groups))
             for group in groups:
@@ -208,4 +210,9 @@ class Stream(Round):
         return min(versions, default=self._ages.version)
 
     def _new_collector(self) -> Collector:
-        return Collector(replace(limits_of(self._parts), target=NEVER_FULL, when_short="error"))
+        """It only counts: which groups make the batch is the staleness gate's to say."""
+        limits = limits_of(self._parts)
+        num_ahead = self._config.max_staleness  # batches that the first step asks for as well
+        return Collector(
+            replace(limits, target=NEVER_FULL, max_refills=limits.max_refills + num_ahead)
+        )

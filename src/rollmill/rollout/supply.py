@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rollmill.config.rollout import RolloutConfig
 from rollmill.data.ledger import State
 from rollmill.data.source import DataSource
-from rollmill.errors import HookError
+from rollmill.errors import HookError, RollmillError
 from rollmill.rollout.books import Books
 from rollmill.rollout.fresh import (
     is_all_stale,
@@ -56,16 +56,9 @@ class StepSupply:
         """Exactly `count` groups from the source, booked as in flight.
 
         Raises:
-            HookError: the source gave another number of groups.
+            HookError: the source raised, or gave another number of groups.
         """
-        groups = self.source.take(count)
-        if len(groups) != count:
-            raise HookError(
-                "the data source gave another number of groups than asked for",
-                where="take",
-                expected=f"exactly {count}, beginning again when the data ends",
-                found=str(len(groups)),
-            )
+        groups = take_exactly(self.source, count)
         for group in groups:
             if self.books.state_of(group) is None:
                 self.books.record(group, State.ISSUED)
@@ -123,3 +116,32 @@ class StepSupply:
         lost = restart_attempts(group, lambda each: masks or is_stale(each, oldest_allowed))
         self.usage.lose(Loss.STALE, lost)
         return True
+
+
+def take_exactly(source: DataSource, count: int) -> list[Group]:
+    """`count` groups of a source, which may be the user's own.
+
+    Raises:
+        HookError: it raised, or gave another number of groups.
+    """
+    try:
+        groups = list(source.take(count))
+    except RollmillError:
+        raise
+    except Exception as error:
+        raise HookError(
+            "the data source raised",
+            where="take (rollout.hooks.data_source)",
+            expected=f"{count} groups",
+            found=f"{type(error).__name__}: {error}",
+            fix="mend the source's take",
+        ) from error
+    if len(groups) != count:
+        raise HookError(
+            "the data source gave another number of groups than asked for",
+            where="take (rollout.hooks.data_source)",
+            expected=f"exactly {count}, beginning again when the data ends",
+            found=str(len(groups)),
+            fix="wrap around to the first row when the rows end",
+        )
+    return groups

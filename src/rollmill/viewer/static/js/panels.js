@@ -51,6 +51,7 @@ export const SECTIONS = [
       { id: "phases", title: "Time per step", note: "seconds", stack: { "time/rollout_s": "rollout", "time/train_s": "train", "time/sync_s": "sync" }, format: seconds, isWide: true },
       { id: "rate", title: "Tokens per second", note: "", names: { "rollout/tokens_per_second": "rollout", "train/tokens/per_second": "train" }, fromZero: true },
       { id: "waste", title: "Tokens thrown away", note: "per step", names: { "rollout/wasted_tokens": "tokens" }, fromZero: true },
+      { id: "engines", title: "Engines lost", note: "per step", names: { "engine/deaths": "deaths", "engine/redispatched_requests": "requests sent again" }, fromZero: true, optional: true },
       { id: "mfu", title: "Model FLOPs utilization", note: "", names: { "train/mfu": "train" }, format: share, optional: true },
     ],
   },
