@@ -18,19 +18,46 @@ from rollmill.errors import RollmillError
 from rollmill.event_loop import new_event_loop
 
 
+SAME_REQUEST_S = 0.5
+"""A signal so soon after the first is the same request: `timeout` and shells send theirs to the
+process and to its group."""
+
 def run_until_signal(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> Any:
-    """Run to the end. The first SIGINT or SIGTERM asks to stop, the second one cancels."""
+    """Run to the end. The first SIGINT or SIGTERM asks to stop, a later one cancels.
+
+    A terminal that goes away (SIGHUP) asks to stop and never cancels; what would be shown on it is
+    lost. Under `nohup` it does nothing.
+    """
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     async def with_signals() -> Any:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
 
-        def on_signal() -> None:
-            if stop is None or stop.is_set():
+        asked_at = 0.0
+        def ask() -> None:
+            nonlocal asked_at
+            if stop is None:
                 task.cancel()
-                return
-            stop.set()
-            typer.echo("\nstopping after this step (once more: stop now, without saving)", err=True)
+            elif not stop.is_set():
+                stop.set()
+                asked_at = loop.time()
+                text = "\nstopping after this step (once more: stop now, without saving)"
+                typer.echo(text, err=True)
+
+        def on_signal() -> None:
+            if stop is not None and stop.is_set():
+                if loop.time() - asked_at > SAME_REQUEST_S:
+                    task.cancel()
+            else:
+                ask()
+
+        def on_hangup() -> None:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            for number in terminals:
+                os.dup2(nothing, number)
+            os.close(nothing)
+            ask()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
@@ -41,6 +68,8 @@ def run_until_signal(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None 
             return runner.run(with_signals())
     except asyncio.CancelledError:
         typer.echo("stopped", err=True)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, on_hangup)
         raise typer.Exit(130) from None
 
 

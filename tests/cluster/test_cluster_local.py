@@ -75,6 +75,20 @@ def test_an_error_of_ours_arrives_as_the_same_kind_with_its_parts(module: Path) 
     asyncio.run(scenario())
 
 
+def test_a_worker_leaves_signals_that_ask_to_end_to_the_driver(module: Path) -> None:
+    async def scenario() -> None:
+        thing = worker(module)
+        await thing.start(start=1)
+        assert thing.pid is not None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(thing.pid, number)
+        assert (await thing.call("add", amount=1))["total"] == 2
+        await thing.stop()
+        assert thing.pid is None
+
+    asyncio.run(scenario())
+
+
 def test_a_dead_worker_says_how_it_died_and_shows_its_log(module: Path) -> None:
     async def scenario() -> None:
         thing = worker(module)

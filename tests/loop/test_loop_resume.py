@@ -1,10 +1,12 @@
 """A killed run goes on as if nothing had happened."""
 
 import os
+import pty
 import signal
 import time
 from pathlib import Path
 
+from rollmill.cli_process import SAME_REQUEST_S
 from rollmill.data.ledger import State
 from rollmill.data.ledger_report import read_report
 from rollmill.telemetry.samples import read_samples
@@ -74,6 +76,7 @@ def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(tmp_path: Pat
     wait_for_step(run, 1)
     driver.send_signal(signal.SIGTERM)
     output, _ = driver.communicate(timeout=60)
+    driver.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, and to its group
 
     assert driver.returncode == 0, output
     assert "stopped and saved" in output
@@ -85,6 +88,28 @@ def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(tmp_path: Pat
 
 
 def test_two_processes_cannot_work_in_one_run_folder(tmp_path: Path) -> None:
+def test_a_terminal_that_goes_away_ends_the_run_after_the_step_with_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 400, "run__save_every": 0})
+    run = tmp_path / "run"
+    terminal, theirs = pty.openpty()
+
+    driver = start_rollmill("train", config, stdout=theirs)
+    os.close(theirs)
+    wait_for_step(run, 1)
+    os.close(terminal)
+    driver.send_signal(signal.SIGHUP)
+    driver.send_signal(signal.SIGHUP)  # from the kernel, and from the shell
+    driver.wait(timeout=60)
+
+    assert driver.returncode == 0
+    done = metrics_of(run, "train")[-1]["step"]
+    assert done < 400
+    assert (run / "checkpoints" / f"step_{done:06d}" / "manifest.json").exists()
+    assert processes_of(tmp_path) == []
+
+
     config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 400})
     driver = start_rollmill("train", config)
     wait_for_step(tmp_path / "run", 1)
@@ -120,6 +145,7 @@ def test_a_second_sigterm_stops_at_once_and_leaves_nothing_running(tmp_path: Pat
         if "stopping after this step" in line:
             break
     driver.send_signal(signal.SIGTERM)
+    time.sleep(SAME_REQUEST_S + 0.1)  # sooner it would count as the same request
     output, _ = driver.communicate(timeout=60)
 
     assert driver.returncode == 130, output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rollout_helpers import run
 
 from rollmill.config import Config
 from rollmill.config.evaluation import EvalDatasetConfig
-from rollmill.errors import HookError
+from rollmill.errors import HookError, RollmillError
 from rollmill.rollout.evaluate import Evaluator, eval_metrics
 from rollmill.rollout.hooks import LoadedHooks
 from rollmill.rollout.pass_at_k import mean_pass_at_k, pass_at_k
@@ -152,7 +153,27 @@ def test_an_evaluation_of_ones_own_that_fails_is_named(tmp_path: Path, fault: st
     run(main)
 
 
-def test_metrics_of_nothing_are_no_error() -> None:
+def test_a_judge_that_does_not_start_leaves_none_of_the_others_running(tmp_path: Path) -> None:
+    only_here = f"import os\nassert os.getpid() == {os.getpid()}\n{REWARD}"
+    (tmp_path / "only_here.py").write_text(only_here)
+    broken = {"function": "only_here.py:reward"}
+    evaluator = make_evaluator(tmp_path, FakeEngines(4), [{}, {"reward": broken}])
+    before = children_of(os.getpid())
+
+    async def main() -> None:
+        with pytest.raises(RollmillError):
+            await evaluator.__aenter__()
+
+    run(main)
+    assert children_of(os.getpid()) <= before
+
+
+def children_of(pid: int) -> set[int]:
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for path in paths for child in path.read_text().split()}
+
+
+def test_metrics_of_nothing_are_no_error_and_no_reward_of_0() -> None:
     config = EvalDatasetConfig(name="none", data={"path": "x"})
     assert eval_metrics(config, [], None)["eval/none/reward"] == 0.0
     assert eval_metrics(config, [Group(0, [])], None)["eval/none/num_answers"] == 0.0

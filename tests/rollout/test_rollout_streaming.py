@@ -234,6 +234,61 @@ def test_cancelling_a_run_waits_for_no_engine_and_books_everything(tmp_path: Pat
     run(main)
 
 
+def test_closing_waits_for_no_engine_and_books_everything(tmp_path: Path) -> None:
+    class Deaf(FakeEngines):
+        async def abort_all(self, deadline_s: float) -> None:
+            await asyncio.Event().wait()
+
+    engines = Deaf(8)
+    side = stream_side(tmp_path, engines, staleness=1, config={"abort_timeout_s": 60.0})
+
+    async def main() -> None:
+        await side.train()
+        engines.hold()
+        engines.version = 1
+        side.manager.weights_changed(1)
+        await engines.wait_for_calls(BATCH * 2)
+        async with asyncio.timeout(10.0):
+            await side.manager.close()
+        assert engines.num_running == 0
+        side.check_books()
+        assert side.ledger.balance()[State.IN_FLIGHT] == 0
+
+    run(main)
+
+
+def test_a_run_that_takes_turns_asks_the_prompts_that_a_stream_had_in_flight(
+    tmp_path: Path,
+) -> None:
+    engines = UnevenEngines(3)
+    side = stream_side(tmp_path, engines, staleness=2, source=make_source(64, 2))
+    saved: dict[str, object] = {}
+
+    async def first() -> None:
+        for number in (3, 0):
+            await step_of(side, engines, number)
+        saved.update(side.manager.state_dict())
+        await side.manager.close()
+
+    run(first)
+    side.ledger.close()
+    assert saved["in_flight"], "or there is nothing to see"
+    again = make_side(tmp_path, engines, config={"batch_size": BATCH}, source=make_source(64, 2))
+    again.step, again.trained = 2, side.trained[: 2 * BATCH]
+    again.manager.load_state_dict(saved)
+    again.check_books()
+
+    async def second() -> None:
+        for _ in range(3):
+            await again.train()
+
+    run(second)
+    assert again.ledger.balance()[State.IN_FLIGHT] == 0, "none is forgotten"
+    trained = sorted(group.group_index for group in again.trained)
+    assert trained == list(range(5 * BATCH)), "oldest prompts first, each once"
+    again.check_books()
+
+
 def test_a_batch_hook_that_raises_loses_no_group(tmp_path: Path) -> None:
     def fails_once(groups: list[Group]) -> None:
         failed.append([group.group_index for group in groups])

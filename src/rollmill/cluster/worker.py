@@ -3,6 +3,9 @@
 Builds one object from the arguments of the first call and then runs the calls that arrive, one
 after the other. A second thread watches the connection: when the driver is gone (even by
 `kill -9`) the process exits at once, whatever it is doing, so no worker outlives its run.
+
+Signals that ask to end are the driver's to obey: job schedulers send them to every process of a
+job, and the driver then needs its workers to finish the step and save.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import importlib
 import logging
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -28,10 +32,16 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _pass)
     connection = socket.socket(fileno=int(arguments[0]))
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     threading.Thread(target=_watch, args=(connection, calls), daemon=True).start()
     _serve(connection, calls, target=arguments[1])
+
+
+def _pass(*_: object) -> None:
+    """A signal that is not for us (SIG_IGN would be handed on to programs that are started)."""
 
 
 def _watch(connection: socket.socket, calls: queue.SimpleQueue[Call]) -> None:

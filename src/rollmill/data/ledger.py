@@ -195,9 +195,14 @@ class Ledger:
             )
 
     def position(self) -> int:
-        """The number of the last event, everything written and safe from a loss of power."""
+        """The number of the last event, everything written and safe from a loss of power.
+
+        Raises:
+            LedgerError: it cannot be written.
+        """
         self.flush()
-        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
+        with self._written():
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # syncs the log, then the file
         return self._last_event()
 
     def _last_event(self) -> int:
@@ -209,12 +214,18 @@ class Ledger:
         """All or nothing.
 
         Raises:
-            LedgerError: the file cannot be written (the disk is full, somebody locks it).
+            LedgerError: the file cannot be written.
         """
-        try:
+        with self._written():
             self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Raises LedgerError when the file cannot be written (a full disk, somebody's lock)."""
+        try:
+            yield
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rollmill.cluster.ranks import Worker
-from rollmill.errors import CheckpointError
+from rollmill.errors import CheckpointError, LedgerError
 from rollmill.loop.faults import FaultInjector
 from rollmill.loop.records import Records
 from rollmill.rollout.batch import Rollouts
@@ -102,7 +102,7 @@ class Checkpoints:
             packed = msgspec.msgpack.encode(self._rollouts.state_dict())
             (folder / ROLLOUT_STATE).write_bytes(packed)
             await asyncio.to_thread(self._store.commit, step, {"weight_version": step})
-        except OSError as error:
+        except (OSError, LedgerError) as error:
             raise CheckpointError(
                 "the checkpoint cannot be written",
                 where=f"step {step}",

@@ -126,8 +126,10 @@ class Evaluator:
         ]
 
     async def __aenter__(self) -> Self:
-        for each in self._sets:
-            await self._stack.enter_async_context(each.judge)
+        async with AsyncExitStack() as opening:  # closes the first judges when a later one fails
+            for each in self._sets:
+                await opening.enter_async_context(each.judge)
+            self._stack = opening.pop_all()
         return self
 
     async def __aexit__(

@@ -9,7 +9,7 @@ in the ledger with the reason why it was rejected or failed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollmill.config.rollout import RolloutConfig
 from rollmill.data.ledger import Ledger, State
@@ -136,11 +136,18 @@ class RolloutManager:
             "ledger_position": self._parts.ledger.position(),
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go back to a checkpoint: books, source and surplus groups."""
-        self._parts.ledger.rewind(int(state["ledger_position"]))  # type: ignore[call-overload]
-        self._parts.source.load_state_dict(state["source"])  # type: ignore[arg-type]
-        self._ready = [decode_group(data) for data in state["ready"]]  # type: ignore[attr-defined]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a checkpoint: books, source and surplus groups.
+
+        Prompts that were in flight come first, also when those rollouts never paused and these do.
+        """
+        self._parts.ledger.rewind(int(state["ledger_position"]))
+        self._parts.source.load_state_dict(state["source"])
+        self._ready = [decode_group(data) for data in state["ready"]]
+        for data in state.get("in_flight", ()):
+            group = decode_group(data)
+            self._parts.ledger.record(group.group_index, State.ISSUED)
+            self._parts.source.give_back([group])
 
     def forget_everything(self) -> None:
         """Before a run without a checkpoint: whatever a killed one booked did not happen."""

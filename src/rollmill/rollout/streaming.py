@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rollmill.config.rollout import RolloutConfig
-from rollmill.data.ledger import State
 from rollmill.rollout.batch import RolloutBatch
 from rollmill.rollout.books import Books
 from rollmill.rollout.manager import RolloutManager, RolloutParts
 from rollmill.rollout.round import RoundParts
 from rollmill.rollout.stream import Stream
 from rollmill.sample import Group
-from rollmill.sample_codec import decode_group, encode_group
+from rollmill.sample_codec import encode_group
 from rollmill.telemetry.progress import ProgressListener, ignore_progress
 
 
@@ -87,14 +84,6 @@ class StreamingManager(RolloutManager):
             "ready": [encode_group(group) for group in finished],
             "in_flight": [encode_group(group) for group in in_flight],
         }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a checkpoint; prompts that were in flight come first."""
-        super().load_state_dict(state)
-        for data in state.get("in_flight", ()):
-            group = decode_group(data)
-            self._parts.ledger.record(group.group_index, State.ISSUED)
-            self._parts.source.give_back([group])
 
     def _started(self, step: int, version: int) -> Stream:
         if self._stream is None:

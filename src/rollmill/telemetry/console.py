@@ -7,10 +7,11 @@ markup.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -21,6 +22,8 @@ from rollmill.sample import Sample
 from rollmill.telemetry.progress import Progress
 
 SPARKS = "▁▂▃▄▅▆▇█"
+logger = logging.getLogger(__name__)
+
 MAX_SHOWN_CHARS = 300
 
 
@@ -76,6 +79,26 @@ IMITATED_COLUMNS = (
 
 
 class RunView:
+class LastingConsole(Console):
+    """A console that falls silent when nobody reads it any more: a run outlives its terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As always, or nothing."""
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            self._fall_silent(error)
+
+    def on_broken_pipe(self) -> None:
+        """Not the end of the program."""
+        self._fall_silent("broken pipe")
+
+    def _fall_silent(self, why: object) -> None:
+        if not self.quiet:
+            self.quiet = True
+            logger.info("nothing is shown from now on: %s", why)
+
+
     """The terminal view of one run. Use as a context manager.
 
     Args:
@@ -85,7 +108,7 @@ class RunView:
     """
 
     def __init__(self, *, is_on: bool, num_steps: int, console: Console | None = None) -> None:
-        self._console = console or Console(quiet=not is_on, highlight=False, soft_wrap=True)
+        self._console = console or LastingConsole(quiet=not is_on, highlight=False, soft_wrap=True)
         self._num_steps = num_steps
         self._live: Live | None = None
         self._main: list[float] = []
@@ -107,7 +130,7 @@ class RunView:
         traceback: TracebackType | None,
     ) -> None:
         self._phase = ""
-        if self._live is not None:
+        if self._live is not None and not self._console.quiet:
             self._live.stop()
 
     def phase(self, text: str) -> None:
