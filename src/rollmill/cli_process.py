@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -17,10 +18,10 @@ import typer
 from rollmill.errors import RollmillError
 from rollmill.event_loop import new_event_loop
 
-
 SAME_REQUEST_S = 0.5
 """A signal so soon after the first is the same request: `timeout` and shells send theirs to the
 process and to its group."""
+
 
 def run_until_signal(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None = None) -> Any:
     """Run to the end. The first SIGINT or SIGTERM asks to stop, a later one cancels.
@@ -33,8 +34,8 @@ def run_until_signal(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None 
     async def with_signals() -> Any:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-
         asked_at = 0.0
+
         def ask() -> None:
             nonlocal asked_at
             if stop is None:
@@ -61,6 +62,8 @@ def run_until_signal(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None 
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, on_hangup)
         return await task
 
     try:
@@ -68,8 +71,6 @@ def run_until_signal(work: Coroutine[Any, Any, Any], stop: asyncio.Event | None 
             return runner.run(with_signals())
     except asyncio.CancelledError:
         typer.echo("stopped", err=True)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, on_hangup)
         raise typer.Exit(130) from None
 
 
@@ -101,6 +102,33 @@ def log_to(path: Path) -> None:
     to_terminal.setLevel(logging.WARNING)
     to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_file, to_terminal], force=True)
+
+
+_SYSTEM_FIXES = {
+    errno.ENOSPC: "free some, or write to another disk",
+    errno.EDQUOT: "free some, or write to another disk",
+    errno.EACCES: "choose a folder that you may write to, or change its permissions",
+    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+    errno.EROFS: "choose a folder on a disk that can be written to",
+    errno.ENOTDIR: "a file stands where a folder is needed: choose another path",
+    errno.ENOENT: "choose a path below a folder that exists",
+    errno.EISDIR: "a folder stands where a file is needed: choose another path",
+}
+
+
+def from_system(error: OSError) -> RollmillError | None:
+    """A refusal of the operating system about a file, as an error for the user.
+
+    None for all others, which a user could do nothing about: they keep their traceback.
+    """
+    number = error.errno
+    if number not in _SYSTEM_FIXES or (error.filename is None and number != errno.ENOSPC):
+        return None
+    return RollmillError(
+        f"the system refuses a file or folder: {error.strerror}",
+        where=str(error.filename or "the disk that is written to"),
+        fix=_SYSTEM_FIXES[number],
+    )
 
 
 def fail(error: RollmillError) -> NoReturn:

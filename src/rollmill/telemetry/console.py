@@ -21,9 +21,9 @@ from rich.text import Text
 from rollmill.sample import Sample
 from rollmill.telemetry.progress import Progress
 
-SPARKS = "▁▂▃▄▅▆▇█"
 logger = logging.getLogger(__name__)
 
+SPARKS = "▁▂▃▄▅▆▇█"
 MAX_SHOWN_CHARS = 300
 
 
@@ -78,7 +78,6 @@ IMITATED_COLUMNS = (
 """Of steps that imitate answers (SFT): there is no reward and no engine to compare with."""
 
 
-class RunView:
 class LastingConsole(Console):
     """A console that falls silent when nobody reads it any more: a run outlives its terminal."""
 
@@ -99,6 +98,7 @@ class LastingConsole(Console):
             logger.info("nothing is shown from now on: %s", why)
 
 
+class RunView:
     """The terminal view of one run. Use as a context manager.
 
     Args:
@@ -179,7 +179,10 @@ class LastingConsole(Console):
                 if key.startswith(f"eval/{name}/")
             }
             keys = ["reward", *sorted(k for k in figures if k.startswith("pass@")), "truncated"]
-            line = "  ".join(f"{key} {figures[key]:.3f}" for key in keys if key in figures)
+            shown_keys = [key for key in keys if key in figures or key == "reward"]
+            line = "  ".join(
+                f"{key} {figures[key]:.3f}" if key in figures else f"{key} -" for key in shown_keys
+            )
             failed = f"  failed {figures['failed']:.0f}" if figures.get("failed") else ""
             self._console.print(
                 f"[bold]eval after step {step}[/bold]  {escape(name)}: {line}{failed}"
