@@ -75,8 +75,8 @@ def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(tmp_path: Pat
     driver = start_rollmill("train", config)
     wait_for_step(run, 1)
     driver.send_signal(signal.SIGTERM)
-    output, _ = driver.communicate(timeout=60)
     driver.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, and to its group
+    output, _ = driver.communicate(timeout=60)
 
     assert driver.returncode == 0, output
     assert "stopped and saved" in output
@@ -87,7 +87,6 @@ def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(tmp_path: Pat
     assert [r["step"] for r in metrics_of(run, "train")] == list(range(1, done + 2))
 
 
-def test_two_processes_cannot_work_in_one_run_folder(tmp_path: Path) -> None:
 def test_a_terminal_that_goes_away_ends_the_run_after_the_step_with_a_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +109,7 @@ def test_a_terminal_that_goes_away_ends_the_run_after_the_step_with_a_checkpoint
     assert processes_of(tmp_path) == []
 
 
+def test_two_processes_cannot_work_in_one_run_folder(tmp_path: Path) -> None:
     config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 400})
     driver = start_rollmill("train", config)
     wait_for_step(tmp_path / "run", 1)
@@ -144,8 +144,8 @@ def test_a_second_sigterm_stops_at_once_and_leaves_nothing_running(tmp_path: Pat
     for line in driver.stdout:
         if "stopping after this step" in line:
             break
-    driver.send_signal(signal.SIGTERM)
     time.sleep(SAME_REQUEST_S + 0.1)  # sooner it would count as the same request
+    driver.send_signal(signal.SIGTERM)
     output, _ = driver.communicate(timeout=60)
 
     assert driver.returncode == 130, output
