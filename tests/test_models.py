@@ -1,6 +1,7 @@
 """Finding models: checked folders, helpful errors, packaged models converted once."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,23 @@ def test_a_complete_folder_is_used_as_it_is(model_folder, monkeypatch):
     assert resolve_model(str(model_folder)) == model_folder
     monkeypatch.chdir(model_folder.parent)
     assert resolve_model("tiny-model") == model_folder
+
+
+def test_weights_that_were_cut_off_are_found_before_anything_loads_them(model_folder):
+    weights = model_folder / "model.safetensors"
+    size = weights.stat().st_size
+    weights.write_bytes(weights.read_bytes()[: size // 2])
+    error = refused(model_folder)
+    assert error.where == str(weights)
+    assert (error.expected, error.found) == (f"{size:,} bytes", f"{size // 2:,} bytes")
+    weights.write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert refused(model_folder).expected == "a safetensors file"
+
+
+def test_a_shard_that_is_missing_is_named(model_folder):
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-2.safetensors" in refused(model_folder).found
 
 
 def test_a_missing_folder_suggests_the_nearest_name(model_folder):

@@ -21,6 +21,8 @@ async def one_set_after_the_other(context):
     metrics = {}
     for name in context.sets:
         metrics |= context.metrics(name, await context.answer(name))
-    rewards = [metrics[f"eval/{name}/reward"] for name in context.sets]
-    metrics["eval/all/reward"] = sum(rewards) / max(1, len(rewards))
+    names = [f"eval/{name}/reward" for name in context.sets]
+    rewards = [metrics[name] for name in names if name in metrics]  # none where all answers failed
+    if rewards:
+        metrics["eval/all/reward"] = sum(rewards) / len(rewards)
     return metrics

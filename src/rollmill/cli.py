@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rollmill import __version__
 from rollmill.cli_process import (
     collect_garbage_seldom,
     fail,
+    from_system,
     log_to,
     quiet_libraries,
     run_until_signal,
@@ -41,6 +43,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[section.field=value …]", help="Changes to the YAML file."),
 ]
+WITH_OVERRIDES = {"ignore_unknown_options": True}
+"""`--lr=1` reaches the overrides, whose error says how settings are written."""
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
 
 
@@ -49,7 +53,17 @@ def main() -> None:
     try:
         app()
     except RollmillError as error:
+        logging.getLogger(__name__).info("this ended the command: %s", error)
         fail(error)
+    except BrokenPipeError:  # whoever read our output (`| head`) has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        refusal = from_system(error)
+        if refusal is None:
+            raise
+        logging.getLogger(__name__).info("this ended the command", exc_info=error)
+        fail(refusal)
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +75,7 @@ def _root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(context_settings=WITH_OVERRIDES)
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train as CONFIG says; goes on from the run folder's newest checkpoint."""
     from rollmill.config.load import load_config
@@ -92,7 +106,7 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
         typer.echo(f"  rollmill train {config}    goes on from step {result.step}")
 
 
-@app.command()
+@app.command(context_settings=WITH_OVERRIDES)
 def rollout(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -122,7 +136,7 @@ def rollout(
     typer.echo(f"answers: {out}/samples/; look at them: rollmill view {out}")
 
 
-@app.command(name="eval")
+@app.command(name="eval", context_settings=WITH_OVERRIDES)
 def evaluate(config: ConfigPath, overrides: Overrides = None) -> None:
     """Evaluate CONFIG's model (or the run's newest checkpoint) on its evaluation sets."""
     from rollmill.config.load import load_config
@@ -135,7 +149,7 @@ def evaluate(config: ConfigPath, overrides: Overrides = None) -> None:
         run_until_signal(run_evaluation(settings, base_dir=config.resolve().parent, view=view))
 
 
-@app.command()
+@app.command(context_settings=WITH_OVERRIDES)
 def check(
     arguments: Annotated[
         list[str],
@@ -170,7 +184,11 @@ def _check_rewards(arguments: list[str]) -> int:
     from rollmill.rewards.commands import check_rewards
 
     if not arguments:
-        raise ConfigError("check rewards needs a configuration file", expected="CONFIG")
+        raise ConfigError(
+            "check rewards needs a configuration file",
+            expected="CONFIG",
+            fix="give it: rollmill check rewards mine.yaml",
+        )
     path = Path(arguments[0])
     settings = load_config(path, arguments[1:])
     base_dir = path.resolve().parent
@@ -180,6 +198,7 @@ def _check_rewards(arguments: list[str]) -> int:
             where="rollout.source",
             expected="generate",
             found="replay",
+            fix="leave out `rewards`: `rollmill check` looks at the answers themselves",
         )
     policy = open_policy(settings)
     rows = load_rows(
@@ -227,7 +246,7 @@ def show_config(
     typer.echo(config_reference().rstrip() if markdown else describe_config())
 
 
-@app.command()
+@app.command(context_settings=WITH_OVERRIDES)
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or pypi:NAME.")],
     overrides: Overrides = None,
@@ -264,7 +283,7 @@ def serve(
 
 
 app.command()(view)
-app.command()(plan)
+app.command(context_settings=WITH_OVERRIDES)(plan)
 
 
 @app.command()
@@ -297,7 +316,7 @@ def export(
     typer.echo(f"wrote {folder}")
 
 
-@app.command()
+@app.command(context_settings=WITH_OVERRIDES)
 def replay(
     run: RunPath,
     step: Annotated[int, typer.Argument(metavar="STEP", help="The recorded step.", min=1)],
@@ -317,7 +336,7 @@ def replay(
     replay_run(run, step, overrides or [])
 
 
-@distill_app.command(name="prepare")
+@distill_app.command(name="prepare", context_settings=WITH_OVERRIDES)
 def distill_prepare(config: ConfigPath, overrides: Overrides = None) -> None:
     """Record the student's answers with the teacher's view of them, for `opd.mode: offline`.
 

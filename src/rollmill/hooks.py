@@ -19,6 +19,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,7 @@ def check_signature(
     """Raise HookError unless `hook` can be called as `expected` says."""
     function_name = path.rpartition(":")[2]
     found: str | None = None
+    fix = "change the function's parameters to the expected ones"
     try:
         signature = inspect.signature(hook)
     except (TypeError, ValueError):
@@ -111,13 +113,14 @@ def check_signature(
         is_async = is_coroutine_hook(hook)
         if is_async != (expected.kind == "async"):
             found = f"{'async ' if is_async else ''}def {function_name}{_shown(signature)}"
+            fix = "write def instead of async def" if is_async else "write async def"
     if found is not None:
         raise HookError(
             f"the function {path!r} cannot be called as its hook requires",
             where=name,
             expected=expected.render(function_name),
             found=found,
-            fix="change the function's parameters to the expected ones",
+            fix=fix,
         )
 
 
@@ -164,16 +167,21 @@ def _load_file(source: str, base_dir: Path, name: str) -> ModuleType:
     _allow_neighbours(file.parent)
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
-        raise HookError("the file of a hook cannot be imported", where=name, found=str(file))
+        raise HookError(
+            "the file of a hook cannot be imported",
+            where=name,
+            found=str(file),
+            fix="name a file that ends in .py",
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[module_name]
-        # Policy: whatever the user's module raises while it is imported is the user's error;
-        # interrupts pass through.
-        if not isinstance(error, Exception):
+        # Policy: whatever the user's module raises while it is imported is the user's error, and
+        # so is its `sys.exit()`; interrupts pass through.
+        if not isinstance(error, Exception | SystemExit):
             raise
         raise _import_failed(str(file), name, error) from error
     return module
@@ -192,18 +200,27 @@ def _load_module(source: str, name: str) -> ModuleType:
             found=repr(source),
             fix="install it, or name the file instead: `file.py:function`",
         ) from error
-    except Exception as error:  # policy as in _load_file
+    except (Exception, SystemExit) as error:  # policy as in _load_file
         raise _import_failed(source, name, error) from error
 
 
-def _import_failed(source: str, name: str, error: Exception) -> HookError:
+def _import_failed(source: str, name: str, error: Exception | SystemExit) -> HookError:
     return HookError(
         "importing the module of a hook raised",
-        where=f"{name} ({source})",
+        where=f"{name} ({_raised_at(source, error)})",
         expected="a module that can be imported",
         found=f"{type(error).__name__}: {error}",
-        fix="mend the module; the traceback above this error shows the line",
+        fix="mend the module, or install what it imports",
     )
+
+
+def _raised_at(source: str, error: Exception | SystemExit) -> str:
+    """`file:line` of the last line of the user's that ran, or else the module's name."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename == source or Path(f.filename).stem == source]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else source
 
 
 def _attribute(module: ModuleType, attribute: str, path: str, name: str) -> Callable[..., Any]:

@@ -121,6 +121,50 @@ def _check_weights(folder: Path) -> None:
             found=_listing(folder),
             fix="load it with transformers once and call save_pretrained",
         )
+    for file in sorted(folder.glob("*.safetensors")):
+        _check_complete(file)
+    _check_index(folder)
+
+
+def _check_complete(file: Path) -> None:
+    """Raise ModelError when the file is shorter than its header says: a copy that was cut off."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = opened.read(length) if length <= size else b""
+    try:
+        tensors = json.loads(header)
+        ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name[0] != "_"]
+        expected = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        expected = None
+    if expected != size:
+        raise ModelError(
+            "a file of the model is damaged",
+            where=str(file),
+            expected="a safetensors file" if expected is None else f"{expected:,} bytes",
+            found=f"{size:,} bytes that are none" if expected is None else f"{size:,} bytes",
+            fix="copy the model folder again (an interrupted download, or a Git LFS pointer?)",
+        )
+
+
+def _check_index(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        names = set()
+    absent = sorted(name for name in names if not (folder / name).is_file())
+    if absent or not names:
+        raise ModelError(
+            "files of the model are missing" if names else "the model's index is damaged",
+            where=str(index),
+            expected="every file that it names",
+            found=f"no {', '.join(absent[:4])}" if names else "no weight_map in it",
+            fix="copy the model folder again",
+        )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

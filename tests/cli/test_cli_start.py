@@ -48,3 +48,10 @@ def test_config_prints_every_section() -> None:
     )
     for section in ("run", "model", "data", "rollout", "reward", "engine", "trainer", "eval"):
         assert f"\n{section}:" in f"\n{done.stdout}"
+
+
+def test_a_reader_that_stops_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m rollmill.cli config | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("run:")
+    assert done.stderr == ""

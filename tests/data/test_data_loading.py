@@ -9,6 +9,8 @@ from tiny import make_tokenizer
 
 from rollmill.config import DatasetConfig
 from rollmill.data import load_dataset, load_rows
+from rollmill.data.paths import find_entry
+from rollmill.data.readers import read_rows
 from rollmill.errors import DataError
 
 SYSTEM_TEMPLATE = (
@@ -104,6 +106,17 @@ def test_a_bad_row_stops_with_file_line_and_reason(tokenizer, write_jsonl, bad, 
     assert "bad_rows: skip" in error.fix
 
 
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ({"question": "1", "label": 1}, "set data.prompt_key to the field that holds it"),
+        ({"prompt": "1", "answer": 1}, "data.label_key to the field that holds it, or to null"),
+    ],
+)
+def test_rows_with_other_names_say_which_key_to_set(tokenizer, write_jsonl, given, fix):
+    assert fix in refused(tokenizer, write_jsonl(given)).fix
+
+
 def test_bytes_that_are_not_utf8_are_a_bad_row(tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt":"1","label":1}\n{"prompt":"\xff"}\n')
     error = refused(tokenizer, str(tmp_path / "a.jsonl"))
@@ -133,7 +146,7 @@ def test_only_bad_rows_is_an_error_even_when_skipping(tokenizer, write_jsonl):
 
 def test_labels_are_optional_only_when_the_config_says_so(tokenizer, write_jsonl):
     path = write_jsonl({"prompt": "1"})
-    assert "label_key: null" in refused(tokenizer, path).found
+    assert "or to null when there is none" in refused(tokenizer, path).fix
     (only,) = rows_of(tokenizer, path, label_key=None)
     assert only.label is None
 
@@ -258,6 +271,30 @@ def test_parquet_messages_lose_the_columns_that_other_rows_brought(tokenizer, tm
     first, second = rows_of(quiet, str(path))
     assert first.prompt == turns
     assert second.prompt == call
+
+
+def test_parquet_tools_and_calls_lose_the_fields_that_others_brought(tokenizer, tmp_path):
+    path = tmp_path / "rows.parquet"
+    tools = [
+        {"name": "add", "parameters": {"a": {"type": "int"}}},
+        {"name": "say", "parameters": {"text": {"type": "str"}}},
+    ]
+    calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "say", "arguments": {"text": "x"}}]
+    turns = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "user", "content": "2"},
+    ]
+    rows = [
+        row(turns, tools=tools, metadata={"a": 1, "b": None}),
+        row(turns, tools=None, metadata={"a": None, "b": 2}),
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    first, second = (raw.load() for raw in read_rows(find_entry(str(path), tmp_path)))
+    assert first["tools"] == tools
+    assert second["tools"] is None
+    assert first["prompt"] == second["prompt"] == turns
+    assert first["metadata"] == {"a": 1, "b": None}  # rewards may look for it
 
 
 def test_a_file_that_is_not_parquet_is_named(tokenizer, tmp_path):

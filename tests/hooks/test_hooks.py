@@ -94,3 +94,29 @@ def test_a_signature_can_be_taken_from_an_example() -> None:
     shown = HookSignature.like(example).render("mine")
 
     assert shown == "def mine(a: int, b: str) -> float"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "said"),
+    [
+        ("x = 1\ndef f(sample)\n    return 1.0\n", 2, "SyntaxError"),
+        ("import no_such_module_anywhere\n", 1, "No module named"),
+        ("import sys\n\nsys.exit(3)\n", 3, "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_its_line(
+    tmp_path: Path, source: str, line: int, said: str
+) -> None:
+    (tmp_path / "theirs.py").write_text(source)
+
+    with pytest.raises(HookError, match=said) as caught:
+        load("theirs.py:f", tmp_path)
+
+    assert caught.value.where == f"reward.function ({tmp_path / 'theirs.py'}:{line})"
+
+
+def test_a_function_that_must_be_async_is_told_so(folder: Path) -> None:
+    with pytest.raises(HookError) as caught:
+        load("mine.py:good", folder, HookSignature(("sample",), "float", "async"))
+
+    assert caught.value.fix == "write async def"

@@ -11,6 +11,7 @@ from rollmill.data.ledger import State
 from rollmill.data.ledger_report import read_report
 from rollmill.telemetry.samples import read_samples
 from support.processes import processes_of
+from support.tiny import make_tiny_model
 from support.tiny_run import metrics_of, rollmill, start_rollmill, write_tiny_run
 
 SMALL = {
@@ -185,3 +186,18 @@ def test_a_trainer_that_dies_ends_the_run_when_restarts_are_off_and_the_command_
     run = tmp_path / "run"
     assert [r["step"] for r in metrics_of(run, "train")] == [1, 2, 3, 4, 5, 6]
     assert read_report(run / "ledger.sqlite").balance[State.CONSUMED] == 6 * 4
+
+
+def test_a_start_with_another_model_fails_and_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 1})
+    assert rollmill("train", config).returncode == 0
+    run = tmp_path / "run"
+    before = (run / "config.yaml").read_bytes()
+    other = make_tiny_model(tmp_path / "other", hidden_size=32, layers=1)
+
+    failed = rollmill("train", config, f"model.path={other}", "run.num_steps=2")
+
+    assert failed.returncode == 2
+    assert "use the model the run was started with" in failed.stderr
+    assert (run / "config.yaml").read_bytes() == before
+    assert rollmill("export", run, tmp_path / "exported").returncode == 0

@@ -74,7 +74,7 @@ def test_answers_are_generated_and_judged_and_nothing_is_trained(config: Path) -
     assert len(metrics_of(out, "train")) == 2
     again = rollmill("rollout", config, "--out", out)
     assert again.returncode == 2
-    assert "holds a run or answers already" in again.stderr
+    assert "the folder to write to is not empty" in again.stderr
 
 
 def test_the_newest_checkpoint_answers_and_the_run_is_left_alone(config: Path) -> None:

@@ -20,6 +20,8 @@ def error_of(folder: Path, *overrides: str) -> str:
     failed = rollmill("train", folder / "config.yaml", *overrides)
     assert failed.returncode == 2, failed.stdout + failed.stderr
     assert "Traceback" not in failed.stderr
+    assert "  where: " in failed.stderr
+    assert "  fix: " in failed.stderr
     return failed.stderr
 
 
@@ -110,7 +112,7 @@ def test_port_in_use_is_named_with_the_setting_to_change(folder: Path) -> None:
 def test_value_out_of_range_shows_the_range(folder: Path) -> None:
     message = error_of(folder, "rollout.sampling.top_p=1.5")
     assert "rollout.sampling.top_p" in message
-    assert "less than or equal to 1" in message
+    assert "≤ 1" in message
 
 
 def test_missing_configuration_file_names_the_nearest_one(folder: Path) -> None:
@@ -122,3 +124,24 @@ def test_missing_configuration_file_names_the_nearest_one(folder: Path) -> None:
 def test_unknown_advantage_estimator_lists_the_known_ones(folder: Path) -> None:
     message = error_of(folder, "trainer.algorithm.advantage=gpro")
     assert "grpo" in message
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(folder: Path) -> None:
+    message = error_of(folder, f"run.dir={folder / 'config.yaml'}")
+    assert "config.yaml" in message
+    assert "choose another path" in message
+
+
+def test_a_setting_with_dashes_is_shown_without(folder: Path) -> None:
+    assert "settings have no dashes" in error_of(folder, "--trainer.optimizer.lr=1")
+
+
+def test_a_run_in_which_nothing_judges_answers_does_not_start(folder: Path) -> None:
+    message = error_of(folder, "reward.function=null")
+    assert "nothing says how answers are judged" in message
+    assert "reward: {type: math}" in message
+
+
+def test_the_place_of_an_evaluation_sets_data_is_its_own(folder: Path) -> None:
+    message = error_of(folder, "eval.datasets.0.data.path=task/no.jsonl")
+    assert "evaluation set sorted: data.path" in message

@@ -14,8 +14,11 @@ from rollmill.data import PromptRow, load_dataset
 from rollmill.errors import RollmillError
 from rollmill.filters import DynamicFilter, load_ranking
 from rollmill.loop.policy import Policy
+from rollmill.loop.ready import check_judged, check_other_models, check_router
 from rollmill.rewards.check import CheckReport, check_rewards
+from rollmill.rewards.registry import check_names
 from rollmill.rollout.hooks import load_generate, load_hooks
+from rollmill.trainer.algorithm import find_algorithm
 
 MAX_GRADED_ROWS = 64
 
@@ -193,7 +196,11 @@ def check_functions(config: Config, base_dir: Path) -> Iterator[Finding]:
             name=f"eval.datasets.{dataset.name}.generate",
             default=hooks.generate,
         )
-    yield ok("functions", "hooks and filters load and take the right parameters")
+    check_names(config.reward)
+    check_other_models(config)
+    check_router(config)
+    find_algorithm(config.trainer.algorithm, base_dir=base_dir, opd=config.opd)
+    yield ok("functions", "hooks, filters and the algorithm's parts load and take what they get")
 
 
 def check_reward(config: Config, data: LoadedData, base_dir: Path) -> Iterator[Finding]:
@@ -201,6 +208,7 @@ def check_reward(config: Config, data: LoadedData, base_dir: Path) -> Iterator[F
     rows = data.train[:MAX_GRADED_ROWS]
     if not rows or config.rollout.is_replay:  # nobody judges recorded answers
         return
+    check_judged(config, data.train)
     report = check_rewards(rows, config.reward, base_dir=base_dir, seed=config.run.seed)
     yield from _reward_findings(report)
 

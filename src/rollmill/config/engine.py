@@ -88,6 +88,13 @@ class EngineConfig(Section):
     """The built-in engine's own settings."""
 
     @model_validator(mode="after")
+    def _urls_are_addresses(self) -> EngineConfig:
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"urls: expected http://HOST:PORT, found {url!r}")
+        return self
+
+    @model_validator(mode="after")
     def _router_carries_what_is_asked(self) -> EngineConfig:
         if self.return_routed_experts and self.router == "sglang":
             raise ValueError(

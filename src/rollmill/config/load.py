@@ -54,12 +54,12 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     """
     key, equals, text = override.partition("=")
     steps = key.strip().split(".")
-    if not equals or not all(steps):
+    if not equals or not all(steps) or key.startswith("-"):
         raise ConfigError(
             "an override cannot be read",
             where=override,
             expected="section.field=value, for example trainer.optimizer.lr=1e-5",
-            fix="no spaces around =; `rollmill config` prints every field",
+            fix=_override_fix(override),
         )
     try:
         value = _yaml(text)
@@ -80,6 +80,12 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         node[steps[-1]] = value
     else:
         raise _leads_through_value(".".join(steps[:-1]), node, override)
+
+
+def _override_fix(override: str) -> str:
+    if override.startswith("-"):
+        return "settings have no dashes: section.field=value; for the command's options see --help"
+    return "no spaces around =; `rollmill config` prints every field"
 
 
 def to_plain(config: BaseModel) -> dict[str, Any]:
@@ -129,7 +135,7 @@ def _not_yaml(error: yaml.YAMLError, text: str, path: Path) -> ConfigError:
     return ConfigError(
         "not valid YAML",
         where=f"{path}:{mark.line + 1}" if mark is not None else str(path),
-        expected="a tab is no indentation: spaces" if "\t" in line else None,
+        expected="indentation by spaces" if "\t" in line else None,
         found=_problem(error) + (f": {line.strip()}" if line.strip() else ""),
         fix=_yaml_fix(_problem(error), line),
     )

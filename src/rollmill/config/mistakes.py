@@ -158,7 +158,8 @@ def _own_message(message: str, root: type[BaseModel], location: list[str]) -> Mi
 
 
 def _meaning(info: FieldInfo) -> str:
-    return f"change it ({meaning_text(info).rstrip('.')})"
+    first_sentence = re.split(r"\.(?: |$)", meaning_text(info))[0]
+    return f"change it ({first_sentence})"
 
 
 def _wrong_value(place: str, info: FieldInfo, details: ErrorDetails) -> Mistake:
@@ -177,6 +178,8 @@ def _wrong_value(place: str, info: FieldInfo, details: ErrorDetails) -> Mistake:
             fix=f"write `{name}: [{example}]`" if is_list else f"write `{name}: {example}`",
         )
     near = _nearest(details["input"], _choices(info)) if isinstance(details["input"], str) else None
+    if type_text(info).startswith("list of") and isinstance(details["input"], str):
+        near = f"write `{place.rpartition('.')[2]}: [{details['input']}]`"
     default = "it is required" if info.is_required() else f"the default is {default_text(info)}"
     return Mistake(
         "the value cannot be used",

@@ -94,7 +94,10 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     """One consistent view of the file."""
     if not path.is_file():
         raise LedgerError(
-            "there is no ledger", where=str(path), expected="a run folder with ledger.sqlite"
+            "there is no ledger",
+            where=str(path),
+            expected="a run folder with ledger.sqlite",
+            fix="give the folder of a run (run.dir), or one that has begun",
         )
     try:
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
@@ -104,4 +107,8 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         finally:
             db.close()
     except sqlite3.Error as error:
-        raise LedgerError(f"the ledger cannot be read: {error}", where=str(path)) from error
+        raise LedgerError(
+            f"the ledger cannot be read: {error}",
+            where=str(path),
+            fix="it is damaged or no ledger; a run begins a new one in another run.dir",
+        ) from error

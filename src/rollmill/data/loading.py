@@ -224,7 +224,8 @@ def bad_row_error(where: str, reason: BadRowError) -> DataError:
         "a row of the data cannot be used",
         where=where,
         found=str(reason),
-        fix="mend the row, or set bad_rows: skip to leave such rows out and count them",
+        fix=reason.fix
+        or "mend the row, or set bad_rows: skip to leave such rows out and count them",
     )
 
 

@@ -116,6 +116,7 @@ def _not_found(text: str, pattern: str, base_dir: Path) -> DataError:
         expected="a .jsonl or .parquet file, a glob, or a Hugging Face datasets folder",
         found=f"{text} (looked in {' and in '.join(places)})",
         fix=(f"did you mean {near}? " if near else "")
+        + ("Variables of the shell are not expanded here. " if "$" in text else "")
         + "Relative paths start from the current directory or from the config file's folder.",
     )
 

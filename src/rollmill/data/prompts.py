@@ -71,7 +71,12 @@ def required_field(record: dict[str, Any], key: str, option: str) -> Any:
     if key in record:
         return record[key]
     names = ", ".join(record) or "none"
-    raise BadRowError(f"no field {key!r} ({option}); the row's fields are {names}")
+    raise BadRowError(
+        f"no field {key!r} ({option}); the row's fields are {names}",
+        fix=f"set {option} to the field that holds it"
+        + (", or to null when there is none" if option == "data.label_key" else "")
+        + "; when only some rows lack it, bad_rows: skip leaves them out",
+    )
 
 
 def _prompt(record: dict[str, Any], config: DatasetConfig) -> Prompt:
@@ -116,12 +121,7 @@ def read_message(entry: Any, number: int) -> dict[str, Any]:
 def _label(record: dict[str, Any], key: str | None) -> Any:
     if key is None:
         return None
-    try:
-        return _json_value(required_field(record, key, "data.label_key"), "the label")
-    except BadRowError as error:
-        if key in record:
-            raise
-        raise BadRowError(f"{error}; set label_key: null when there are no labels") from error
+    return _json_value(required_field(record, key, "data.label_key"), "the label")
 
 
 def read_metadata(record: dict[str, Any], key: str | None) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def _as_key(params: Mapping[str, Any]) -> str:
             "parameters of a reasoning-gym task that are not JSON values",
             where="data.reasoning_gym_params",
             found=str(error),
+            fix="write numbers, texts, lists and mappings only",
         ) from error
 
 

@@ -39,6 +39,14 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """
     from transformers import AutoTokenizer
 
+    if not Path(path).is_dir():  # transformers would take it for a name to download
+        raise ModelError(
+            "the tokenizer's folder does not exist",
+            where="model.tokenizer",
+            expected="a folder with tokenizer.json and tokenizer_config.json",
+            found=str(path),
+            fix="check the path (from the current directory), or leave it out to take the model's",
+        )
     try:
         return AutoTokenizer.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=trust_remote_code
@@ -48,8 +56,8 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Any:
             "the tokenizer cannot be loaded",
             where=str(path),
             expected="a folder with tokenizer.json and tokenizer_config.json",
-            found=str(error).strip().splitlines()[0],
-            fix="set model.tokenizer to a tokenizer's folder",
+            found=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}",
+            fix="copy the tokenizer's files again, or set model.tokenizer to a tokenizer's folder",
         ) from error
 
 
@@ -108,11 +116,20 @@ def render_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options:
 
     Raises:
         BadRowError: the template refuses them.
+        DataError: it is no template.
     """
     import jinja2
 
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    except jinja2.TemplateSyntaxError as error:  # no row is at fault
+        raise DataError(
+            "the tokenizer's chat template is not valid",
+            where="chat_template.jinja, or chat_template in tokenizer_config.json",
+            expected="a Jinja template",
+            found=f"{error.message} (line {error.lineno})",
+            fix="copy the tokenizer's files again, or set data.apply_chat_template: false",
+        ) from error
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
         # Templates are programs that come with the model: they raise what they like.
         raise BadRowError(f"the chat template refuses the messages: {error}") from error

@@ -25,7 +25,10 @@ async def evaluate(config: Config, *, base_dir: Path, view: RunView) -> EvalResu
     """
     if not config.eval.datasets:
         raise ConfigError(
-            "there is nothing to evaluate on", where="eval.datasets", expected="at least one set"
+            "there is nothing to evaluate on",
+            where="eval.datasets",
+            expected="at least one set",
+            fix="add `eval: {datasets: [{name: held_out, data: {path: eval.jsonl}}]}`",
         )
     run_dir = RunDir(config.run.dir)
     policy = open_policy(config)

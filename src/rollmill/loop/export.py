@@ -27,12 +27,19 @@ def export_run(run: Path, out: Path, *, dtype: str) -> Path:
     run_dir = RunDir(run)
     if not run_dir.config.is_file():
         raise CheckpointError(
-            "this is no run folder", where=str(run), expected="a folder with config.yaml"
+            "this is no run folder",
+            where=str(run),
+            expected="a folder with config.yaml",
+            fix="give the run.dir of a training run",
         )
     config = load_config(run_dir.config)
     checkpoint = newest_checkpoint(run_dir.checkpoints)
     if checkpoint is None:
-        raise CheckpointError("the run has no checkpoint yet", where=str(run_dir.checkpoints))
+        raise CheckpointError(
+            "the run has no checkpoint yet",
+            where=str(run_dir.checkpoints),
+            fix="wait for its first one (run.save_every), or let the run end",
+        )
 
     async def work() -> None:
         trainer = LocalWorker(

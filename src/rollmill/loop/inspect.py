@@ -56,7 +56,12 @@ def show_group(run: Path, group_index: int) -> None:
     console = Console()
     events = read_history(RunDir(run).ledger, group_index)
     if not events:
-        raise LedgerError("no such group was issued", where=str(run), found=str(group_index))
+        raise LedgerError(
+            "no such group was issued",
+            where=str(run),
+            found=str(group_index),
+            fix="give a number below the count issued: `rollmill inspect RUN` prints it",
+        )
     for event in events:
         when = datetime.datetime.fromtimestamp(event.time).isoformat(sep=" ", timespec="seconds")
         step = "" if event.step is None else f"step {event.step}"

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollmill.cluster.ranks import Worker
 from rollmill.config import Config
@@ -57,6 +58,7 @@ class Parts:
     view: RunView
     doctor: StallDoctor
     faults: FaultInjector
+    tokenizer: Any
     constant_metrics: dict[str, float]
 
 
@@ -74,8 +76,8 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
     """
     view.phase("reading model and data")
     ready = read_and_check(config, base_dir)
-    ready.run_dir.write_config(config)
-    ready.run_dir.write_tokenizer(ready.policy.tokenizer)
+    if not ready.run_dir.is_started:
+        ready.run_dir.write_down(config, ready.policy.tokenizer)
     async with AsyncExitStack() as stack:
         trackers = stack.enter_context(
             open_trackers(config.telemetry, ready.run_dir.root, to_plain(config))
@@ -117,6 +119,7 @@ async def open_parts(config: Config, *, base_dir: Path, view: RunView) -> AsyncI
             view=view,
             doctor=doctor,
             faults=ready.faults,
+            tokenizer=ready.policy.tokenizer,
             constant_metrics=mismatch_metrics(config, ready.source, allowed),
         )
 

@@ -12,7 +12,7 @@ from rollmill.cluster.ranks import RankGroup, Worker
 from rollmill.config import Config
 from rollmill.data import load_tokenizer
 from rollmill.engine.pool import EnginePool
-from rollmill.errors import ConfigError
+from rollmill.errors import ConfigError, ModelError
 from rollmill.loop.run_dir import RunDir
 from rollmill.models import context_length_of, resolve_model
 from rollmill.rollout.evaluate import Evaluator
@@ -43,6 +43,7 @@ def open_policy(config: Config) -> Policy:
     tokenizer = load_tokenizer(
         config.model.tokenizer or folder, trust_remote_code=config.model.trust_remote_code
     )
+    _check_kind(folder, trust_remote_code=config.model.trust_remote_code)
     limit = context_length_of(folder)
     wanted = config.model.context_length
     if wanted is not None and limit is not None and wanted > limit:
@@ -60,8 +61,26 @@ def open_policy(config: Config) -> Policy:
             where="model.context_length",
             expected="a number of tokens",
             found="null",
+            fix="set model.context_length",
         )
     return Policy(folder, tokenizer, length)
+
+
+def _check_kind(folder: Path, *, trust_remote_code: bool) -> None:
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            "transformers does not know this kind of model",
+            where=str(folder / "config.json"),
+            expected="a model_type that the installed transformers has",
+            found=(str(error).strip().splitlines() or [type(error).__name__])[0],
+            fix="install a newer transformers, or choose another model",
+        ) from error
 
 
 def open_pool(config: Config, policy: Policy, run_dir: RunDir, **options: Any) -> EnginePool:

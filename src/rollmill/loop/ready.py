@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.config import Config
-from rollmill.data import open_source
+from rollmill.data import PromptRow, open_source
 from rollmill.data.source import DataSource
 from rollmill.engine.pool import EnginePool
-from rollmill.errors import ConfigError
+from rollmill.errors import ConfigError, ModelError
 from rollmill.filters import DynamicFilter, load_ranking
 from rollmill.filters.over_sampling import Ranking
 from rollmill.loop.activities import Activities
@@ -20,9 +22,12 @@ from rollmill.loop.policy import Policy, open_evaluator, open_policy, open_pools
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.teachers import check_teacher_names
 from rollmill.loop.watched import WatchedEngines
+from rollmill.models import resolve_model
 from rollmill.rewards.judge import Judge
+from rollmill.rewards.registry import check_names, reward_names
 from rollmill.rollout.evaluate import Evaluator
 from rollmill.rollout.hooks import LoadedHooks, SourceContext, load_hooks, make_source
+from rollmill.trainer.algorithm import find_algorithm
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ def read_and_check(config: Config, base_dir: Path) -> Ready:
     """
     run_dir = RunDir(config.run.dir)
     check_fresh(config, run_dir)
+    check_names(config.reward)
+    check_other_models(config)
+    check_router(config)
+    find_algorithm(config.trainer.algorithm, base_dir=base_dir, opd=config.opd)
     policy = open_policy(config)
     hooks = load_hooks(config.rollout.hooks, base_dir)
     faults = open_faults(config, run_dir)
@@ -77,10 +86,36 @@ def read_and_check(config: Config, base_dir: Path) -> Ready:
     )
 
 
+def check_other_models(config: Config) -> None:
+    """Raise ModelError when the reference model or the critic's start cannot be used."""
+    named = {
+        "trainer.reference_model": config.trainer.reference_model,
+        "trainer.critic.model": config.trainer.critic.model,
+    }
+    for field, path in named.items():
+        if path is None:
+            continue
+        try:
+            resolve_model(path, needs_tokenizer=False)
+        except ModelError as error:
+            raise ModelError(error.what, **dict(error.parts()) | {"where": field}) from error
+
+
+def check_router(config: Config) -> None:
+    """Raise ConfigError when the router that is asked for is not installed."""
+    if config.engine.router == "sglang" and importlib.util.find_spec("sglang_router") is None:
+        raise ConfigError(
+            "the SGLang router is not installed",
+            where="engine.router",
+            expected="the package sglang-router in this environment",
+            found="none",
+            fix='pip install "rollmill[router]", or set engine.router: none',
+        )
+
+
 def check_fresh(config: Config, run_dir: RunDir) -> None:
     """Raise ConfigError when a run that must not be gone on with has checkpoints."""
-    is_started = run_dir.checkpoints.is_dir() and any(run_dir.checkpoints.glob("step_*"))
-    if is_started and not config.run.resume:
+    if run_dir.is_started and not config.run.resume:
         raise ConfigError(
             "the run folder holds checkpoints, and run.resume is false",
             where=str(run_dir.root),
@@ -114,9 +149,34 @@ def open_prompts(config: Config, policy: Policy, hooks: LoadedHooks, base_dir: P
         base_dir=context.base_dir,
         buffer_policy=context.buffer_policy,
     )
+    check_judged(config, source.dataset.rows)
     if config.opd.mode == "live":
         check_teacher_names(config, source.dataset.rows)
     return source
+
+
+def check_judged(config: Config, rows: Sequence[PromptRow]) -> None:
+    """Raise ConfigError when nothing says how a row's answers are judged.
+
+    A function that generates may set the reward itself, a teacher needs none, and recorded answers
+    are not judged.
+    """
+    hooks = config.rollout.hooks
+    may_set_reward = hooks.generate or hooks.sample or hooks.rollout
+    if reward_names(config.reward) or may_set_reward:
+        return
+    if config.opd.is_on or config.rollout.is_replay:
+        return
+    for row in rows:
+        if row.metadata.get("reward_type") is None:
+            raise ConfigError(
+                "nothing says how answers are judged",
+                where="reward",
+                expected="a type, a function or weights, or metadata.reward_type in every row",
+                found=f"none of them for {row.row_id}",
+                fix="add `reward: {type: math}` (or another type), or "
+                "`reward: {function: my_reward.py:reward}`",
+            )
 
 
 def open_faults(config: Config, run_dir: RunDir) -> FaultInjector:

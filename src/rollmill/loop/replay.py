@@ -109,7 +109,10 @@ def find_start(run_dir: RunDir, step: int) -> Start:
 def _recorded_config(run_dir: RunDir) -> Config:
     if not run_dir.config.is_file():
         raise CheckpointError(
-            "this is no run folder", where=str(run_dir.root), expected="a folder with config.yaml"
+            "this is no run folder",
+            where=str(run_dir.root),
+            expected="a folder with config.yaml",
+            fix="give the run.dir of a training run",
         )
     return load_config(run_dir.config)
 
@@ -122,6 +125,7 @@ def _changed_config(recorded: Config, overrides: Sequence[str]) -> Config:
                 "a replay cannot change this: it has happened already",
                 where=override,
                 expected="trainer.…, rollout.filters.… or reward.reward_key",
+                fix="change trainer.*, rollout.filters.* or reward.reward_key",
             )
         apply_override(values, override)
     return parse_config(values, where="the run's config.yaml with your changes")
@@ -139,7 +143,7 @@ def _recording(run_dir: RunDir, step: int) -> Path:
         where=str(path),
         expected=f"a step from {steps[0]} to {steps[-1]}" if steps else "recorded samples",
         found=str(step),
-        fix=None if steps else "run with telemetry.dump_samples: true",
+        fix="choose one of those" if steps else "run with telemetry.dump_samples: true",
     )
 
 
@@ -154,7 +158,10 @@ def _filtered(groups: Sequence[Group], config: Config) -> list[Group]:
     kept = [group for group in groups if keep(group).keep]
     if not kept:
         raise ConfigError(
-            "the filter leaves nothing to train on", where="rollout.filters", found=keep.name
+            "the filter leaves nothing to train on",
+            where="rollout.filters",
+            found=keep.name,
+            fix="loosen the filter, or replay another step",
         )
     return kept
 

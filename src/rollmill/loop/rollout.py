@@ -112,11 +112,11 @@ def _check(config: Config, out: Path) -> None:
             "there is nothing to generate: the configuration replays recorded answers",
             where="rollout",
             expected="a configuration that has answers generated",
+            fix="set rollout.source: generate, or look at the data itself",
         )
-    place = RunDir(out)
-    if any(path.exists() for path in (place.metrics, place.samples, place.checkpoints)):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
-            "the folder to write to holds a run or answers already",
+            "the folder to write to is not empty",
             where=f"--out {out}",
             expected="a new folder",
             fix="choose another one",

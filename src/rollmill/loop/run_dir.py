@@ -62,6 +62,20 @@ class RunDir:
         """Answers of one evaluation set, one Parquet file per evaluation."""
         return self.root / "eval" / name
 
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.glob("step_*"))
+
+    def write_down(self, config: Config, tokenizer: Any) -> None:
+        """Configuration and tokenizer of this start.
+
+        In a run that is gone on with: only after its checkpoint was found to fit, because what
+        reads the run later (export, replay, the viewer) takes both from here.
+        """
+        self.write_config(config)
+        self.write_tokenizer(tokenizer)
+
     def write_config(self, config: Config) -> None:
         """Write down the whole configuration."""
         self.root.mkdir(parents=True, exist_ok=True)

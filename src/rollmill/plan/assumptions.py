@@ -148,6 +148,7 @@ def _parse(text: str) -> tuple[str, float]:
             where="--assume",
             expected=f"name=value with one of {', '.join(names())}",
             found=text,
+            fix="docs/before_a_run.md explains each of them",
         )
     low, high = RANGES.get(name, (0.0, float("inf")))
     try:
@@ -160,5 +161,6 @@ def _parse(text: str) -> tuple[str, float]:
             where=f"--assume {name}",
             expected=f"a number from {low:g} to {high:g}",
             found=value or "nothing",
+            fix="give a number in that range",
         )
     return name, number

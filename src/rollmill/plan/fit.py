@@ -180,6 +180,7 @@ def _records(run_dir: RunDir, last_step: int | None) -> list[dict[str, Any]]:
             where=f"--trace {run_dir.root}",
             expected=f"at least {WARM_UP_STEPS + 1} finished steps in metrics.jsonl",
             found=f"{len(trained)}",
+            fix="let it do two steps more, or state the speeds with --assume",
         )
     return kept[-max(MIN_STEPS, -(-len(kept) // 2)) :]
 

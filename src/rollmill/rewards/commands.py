@@ -40,6 +40,8 @@ def grade(
     )
     summary = grade_jsonl(file, out, config, base_dir=Path.cwd(), seed=seed)
     Console(stderr=True).print(str(summary), highlight=False)
+    if summary.num_rows and summary.outcomes["error"] == summary.num_rows:
+        raise typer.Exit(1)  # nothing was graded: the file or the reward is wrong as a whole
 
 
 def check_rewards(

@@ -54,9 +54,12 @@ class GradeSummary:
             self.num_rewards += 1
 
     def __str__(self) -> str:
-        mean = self.reward_sum / self.num_rewards if self.num_rewards else 0.0
+        if self.num_rewards:
+            mean = f"mean reward {self.reward_sum / self.num_rewards:.4f} of {self.num_rewards}"
+        else:
+            mean = "no reward"
         counts = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
-        return f"{self.num_rows} answers: {counts or 'none'}; mean reward {mean:.4f}"
+        return f"{self.num_rows} answers: {counts or 'none'}; {mean}"
 
 
 def grade_jsonl(
@@ -74,7 +77,11 @@ def grade_jsonl(
         RollmillError: the configured reward cannot be loaded.
     """
     if not in_path.is_file():
-        raise DataError("the file to grade does not exist", where=str(in_path))
+        raise DataError(
+            "the file to grade does not exist",
+            where=str(in_path),
+            fix="check the path; rows are JSON lines with type, response and label",
+        )
     folder = in_path.parent if base_dir is None else base_dir
     return asyncio.run(_grade(in_path, out_path, config, folder, seed))
 

@@ -45,16 +45,28 @@ def check_names(config: RewardConfig) -> None:
     """Raise RewardError for a reward that does not exist."""
     for name in reward_names(config):
         if not is_function_path(name) and not is_type(name):
-            raise unknown_type(name)
+            raise unknown_type(name, "reward.type" if name == config.type else _place(config))
 
 
-def unknown_type(name: str) -> RewardError:
+def _place(config: RewardConfig) -> str:
+    return "reward.weights" if config.weights else "reward.function"
+
+
+def unknown_type(name: str, where: str = "reward.type") -> RewardError:
     """The error for a name that is no reward."""
+    if name.endswith(".py") or where == "reward.function":
+        return RewardError(
+            "a function is named by its file or module and its name",
+            where=where,
+            expected="`file.py:function` or `module:function`",
+            found=repr(name),
+            fix=f"write the function's name after a colon: {name}:reward",
+        )
     known = [*TYPES, *(BOXED + one for one in TYPES)]
     close = difflib.get_close_matches(name, known, n=1)
     return RewardError(
         f"there is no reward type {name!r}",
-        where="reward.type",
+        where=where,
         expected=f"one of {', '.join(TYPES)} (each also with the prefix {BOXED}), "
         "or a function as `module:function` or `file.py:function`",
         found=repr(name),
@@ -90,12 +102,31 @@ def parsed_params(kind: type[P], name: str, config: RewardConfig) -> P:
     try:
         return kind(**given)
     except (ValidationError, TypeError) as error:
+        known = list(kind.model_fields)
         raise RewardError(
-            f"the settings of the reward {name!r} are wrong: {error}",
+            f"the settings of the reward {name!r} are wrong: {_first_problem(error)}",
             where="reward.params",
-            expected=f"settings among {', '.join(kind.model_fields) or '(none)'}",
+            expected=f"settings among {', '.join(known) or '(none)'}",
             found=repr(given),
+            fix=_nearest_setting(given, known) or "see docs/rewards.md for what each one means",
         ) from error
+
+
+def _first_problem(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return str(error)
+    first = error.errors()[0]
+    if first["type"] == "extra_forbidden":
+        return f"there is no {'.'.join(map(str, first['loc']))}"
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _nearest_setting(given: dict[str, Any], known: list[str]) -> str | None:
+    for name in given:
+        close = difflib.get_close_matches(str(name), known, n=1)
+        if name not in known and close:
+            return f"did you mean {close[0]!r}?"
+    return None
 
 
 class GraderTable:

@@ -92,6 +92,7 @@ def _check_rewards(groups: Sequence[Group]) -> None:
                 where=f"rollout.hooks.reward_post_process, sample {sample.index}",
                 expected="a finite number, or a mapping from names to finite numbers",
                 found=problem,
+                fix="leave a finite number (or mapping of them) in sample.reward",
             )
 
 

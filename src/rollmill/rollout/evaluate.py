@@ -21,7 +21,7 @@ import numpy as np
 from rollmill.config import Config, EvalDatasetConfig, RewardConfig, SamplingConfig
 from rollmill.data import PromptRow, load_rows
 from rollmill.data.template import Tokenizer
-from rollmill.errors import HookError, RollmillError
+from rollmill.errors import DataError, HookError, RollmillError
 from rollmill.rewards.judge import Judge
 from rollmill.rollout.batch_hooks import extra_metrics
 from rollmill.rollout.gate import Gate
@@ -176,6 +176,7 @@ class Evaluator:
             where="rollout.hooks.evaluation",
             expected=", ".join(each.config.name for each in self._sets),
             found=name,
+            fix="use one of the names in context.sets",
         )
 
     def _metrics(self, name: str, groups: list[Group]) -> dict[str, float]:
@@ -250,7 +251,8 @@ def eval_metrics(
 ) -> dict[str, float]:
     """Mean reward, pass@k, lengths, truncation and failures of one set.
 
-    `reward` is the mean over judged answers; `failed` counts the others. pass@k is given for every
+    `reward` is the mean over judged answers, absent when there is none; `failed` counts the
+    others. pass@k is given for every
     power of two up to n, from the judged answers of each prompt.
     """
     samples = [sample for group in groups for sample in group.samples]
@@ -265,12 +267,13 @@ def eval_metrics(
         counts.append((len(values), sum(v >= config.pass_threshold for v in values)))
     lengths = [s.response_length for s in samples]
     figures = {
-        "reward": float(np.mean(rewards)) if rewards else 0.0,
         "response_length": float(np.mean(lengths)) if lengths else 0.0,
         "truncated": _share(samples, Status.TRUNCATED),
         "failed": float(sum(s.status is Status.FAILED for s in samples)),
         "num_answers": float(len(samples)),
     }
+    if rewards:
+        figures["reward"] = float(np.mean(rewards))
     k = 1
     while k <= config.n_samples_per_prompt:
         if (value := mean_pass_at_k(counts, k)) is not None:
@@ -293,13 +296,17 @@ def _open_set(
 ) -> _EvalSet:
     reward: RewardConfig = dataset.reward or config.reward
     judge = Judge(reward, seed=config.run.seed, base_dir=base_dir)
-    rows = load_rows(
-        dataset.data,
-        tokenizer=tokenizer,
-        context_length=context.context_length,
-        base_dir=base_dir,
-        seed=config.run.seed,
-    )
+    try:
+        rows = load_rows(
+            dataset.data,
+            tokenizer=tokenizer,
+            context_length=context.context_length,
+            base_dir=base_dir,
+            seed=config.run.seed,
+        )
+    except DataError as error:
+        place = f"evaluation set {dataset.name}: {error.where}"
+        raise DataError(error.what, **dict(error.parts()) | {"where": place}) from error
     runner = GroupRunner(
         generate=load_generate(
             dataset.generate,

@@ -177,6 +177,7 @@ def make_source(hook: MakeSource, context: SourceContext) -> DataSource:
             "making the data source raised",
             where="rollout.hooks.data_source",
             found=f"{type(error).__name__}: {error}",
+            fix="mend the function; it is called as a run starts",
         ) from error
     wanted: Sequence[str] = (
         "take", "give_back", "new_index", "state_dict", "load_state_dict", "__len__",
@@ -188,5 +189,6 @@ def make_source(hook: MakeSource, context: SourceContext) -> DataSource:
             where="rollout.hooks.data_source",
             expected="take, give_back, new_index, state_dict, load_state_dict, __len__",
             found=f"a {type(source).__name__} without {', '.join(missing)}",
+            fix="add the methods: docs/data.md lists them",
         )
     return source

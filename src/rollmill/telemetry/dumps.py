@@ -38,9 +38,14 @@ class Dumps:
         self, step: int, groups: Sequence[Group], *, rejected: Reasons = (), failed: Reasons = ()
     ) -> None:
         """The batch of a step in `samples/`, and groups that did not make it in `dropped/`."""
+        if self.is_on:
+            self._samples.write(step, flatten(groups))
+            self.turned_down(step, rejected=rejected, failed=failed)
+
+    def turned_down(self, step: int, *, rejected: Reasons = (), failed: Reasons = ()) -> None:
+        """Groups that did not make it into the batch of a step, in `dropped/`."""
         if not self.is_on:
             return
-        self._samples.write(step, flatten(groups))
         turned_down = {"rejected": rejected, "failed": failed}
         self._dropped.write(
             step,

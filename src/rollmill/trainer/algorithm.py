@@ -151,7 +151,7 @@ def _from_hook(
             where=name,
             expected=f"one of {', '.join(known)}, or `module:function`",
             found=path,
-            fix=f"did you mean {near[0]}?" if near else None,
+            fix=f"did you mean {near[0]}?" if near else "docs/algorithms.md explains each of them",
         )
     return load_hook(path, base_dir=base_dir, expected=expected, name=name)
 

@@ -53,4 +53,5 @@ def kl_divergence(
         where="trainer.algorithm.kl_estimator",
         expected=f"one of {', '.join(KL_ESTIMATORS)} (unbiased needs the old policy's log-probs)",
         found=estimator,
+        fix="choose another trainer.algorithm.kl_estimator",
     )

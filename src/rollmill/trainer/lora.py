@@ -140,4 +140,5 @@ def _bad_targets(config: LoraConfig, found: str) -> ConfigError:
         where="trainer.lora.target_modules",
         expected="all-linear, or names of linear layers inside the model's blocks",
         found=f"{config.target_modules}: {found}",
+        fix="name linear layers of the model, or write all-linear",
     )

@@ -58,7 +58,11 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
         ViewerError: there is none, one is no run folder, or one is given twice.
     """
     if not folders:
-        raise ViewerError("there is no run to show", expected="one run folder or more")
+        raise ViewerError(
+            "there is no run to show",
+            expected="one run folder or more",
+            fix="give the run.dir of a training run: rollmill view runs/mine",
+        )
     roots = [folder.expanduser().resolve() for folder in folders]
     for given, root in zip(folders, roots, strict=True):
         if not any((root / mark).is_file() for mark in MARKS):
@@ -70,7 +74,9 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
                 fix="give the folder that run.dir named when it was trained",
             )
     if len(set(roots)) < len(roots):
-        raise ViewerError("a run is given twice", expected="each run folder once")
+        raise ViewerError(
+            "a run is given twice", expected="each run folder once", fix="give each folder once"
+        )
     return [Run(name, root) for name, root in zip(_names(roots), roots, strict=True)]
 
 

@@ -81,4 +81,6 @@ def _read_config(text: str) -> EmbeddedEngineConfig:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stderr.flush()
+    os._exit(exit_code)  # a thread may still wait on stdin, and Python would abort because of it

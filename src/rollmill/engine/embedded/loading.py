@@ -26,7 +26,11 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, attention_na
         ModelError: no such folder, no causal LM in it, or one with unsupported layers.
     """
     if not Path(path).is_dir():
-        raise ModelError("the model folder does not exist", where=path)
+        raise ModelError(
+            "the model folder does not exist",
+            where=path,
+            fix="check the path; models are never downloaded",
+        )
     attention.register()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -40,10 +44,18 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, attention_na
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelError(f"the model cannot be loaded: {error}", where=path) from error
+        raise ModelError(
+            f"the model cannot be loaded: {error}",
+            where=path,
+            fix="copy the model folder again, or serve this kind of model with SGLang",
+        ) from error
     absent = sorted(report["missing_keys"])
     if absent:  # transformers would go on with random numbers in their place
-        raise ModelError(f"weights are missing from the model: {absent[:3]}", where=path)
+        raise ModelError(
+            f"weights are missing from the model: {absent[:3]}",
+            where=path,
+            fix="copy the model folder again: a file is missing or damaged",
+        )
     model.to(device).eval().requires_grad_(False)
     return model
 
@@ -77,6 +89,7 @@ def context_length_of(config: Any, wanted: int | None) -> int:
             where="model.context_length",
             expected=f"at most {own}",
             found=str(wanted),
+            fix="lower it, or leave it out to take the model's own",
         )
     return wanted
 
