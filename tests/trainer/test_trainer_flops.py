@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from trainer_testkit import ARGUMENTS, learner, make_group, tiny_llama, tiny_qwen3
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from rollmill.trainer.flops import measure_peak, step_operations
+from rollmill.trainer.flops import active_parameters, measure_peak, step_operations
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
 
@@ -31,6 +32,24 @@ def test_an_embedding_that_is_only_looked_up_does_not_count() -> None:
     sequence = TokenSequence(np.arange(3), np.array([2]))
     assert step_operations(tied, [sequence]) == step_operations(apart, [sequence])
     assert step_operations(tiny_qwen3(), [sequence]) > 0
+
+
+def test_of_a_mixture_the_experts_that_a_token_is_sent_to_count() -> None:
+    config = MixtralConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    # q and o 32·32, k and v 32·16, the router 8·32, two of eight experts, three norms; the output
+    # layer and an embedding.
+    shared = 2 * 32 * 32 + 2 * 32 * 16 + 8 * 32 + 3 * 32 + 2 * 61 * 32
+    assert active_parameters(MixtralForCausalLM(config)) == shared + 2 * 3 * 32 * 48
+    assert active_parameters(tiny_llama()) == sum(p.numel() for p in tiny_llama().parameters())
 
 
 def test_utilization_is_the_share_of_the_stated_peak(rng: np.random.Generator) -> None:

@@ -150,6 +150,11 @@ def test_rollout_log_probs_can_be_the_denominator(rng: np.random.Generator) -> N
     metrics = learner(algorithm={"old_log_probs": "rollout"}).learn(groups, **ARGUMENTS)
     assert metrics["policy/ratio_mean"] > 1e10
     assert metrics["policy/clip_fraction"] == 0.5
+    # The engine's are still compared with the trainer's own, not with themselves.
+    own = learner().learn(groups, **ARGUMENTS)
+    for name in ("log_prob_diff_mean", "log_prob_diff_max", "weight_mean", "ess"):
+        assert metrics[f"mismatch/{name}"] == pytest.approx(own[f"mismatch/{name}"], rel=1e-5)
+    assert metrics["mismatch/log_prob_diff_mean"] > 20
 
 
 def test_a_loss_that_is_not_finite_leaves_the_weights_alone(rng: np.random.Generator) -> None:

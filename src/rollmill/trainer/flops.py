@@ -3,8 +3,9 @@
 The count is the usual one of model-FLOP utilization (PaLM, arXiv 2204.02311, appendix B): per token
 2·P operations forward, and 4·L·W·(visible tokens) for attention; twice that backward, half of it
 for the gradients of the weights, which frozen ones do not need. P is the number of weights that a
-token is multiplied by, L the layers, W heads × head size. Only real tokens count: padding,
-recomputation and passes that only score lower the figure, as they should.
+token is multiplied by (of a mixture, those of the experts it is sent to), L the layers, W heads ×
+head size. Only real tokens count: padding, recomputation and passes that only score lower the
+figure, as they should.
 """
 
 from __future__ import annotations
@@ -50,6 +51,21 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * size**3 / best
 
 
+def active_parameters(model: Any) -> int:
+    """Parameters that work on a token: routed experts by the share that a token is sent to."""
+    config = model.config
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = next((n for name in names if (n := getattr(config, name, None))), None)
+    chosen = getattr(config, "num_experts_per_tok", None)
+    share = chosen / num_experts if chosen and num_experts else 1.0
+    return round(
+        sum(
+            int(parameter.numel()) * (share if ".experts." in name else 1.0)
+            for name, parameter in model.named_parameters()
+        )
+    )
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -57,7 +73,7 @@ def _wait(device: torch.device) -> None:
 
 def _weights_per_token(model: Any) -> int:
     """All weights but an embedding that is only looked up; a tied one is the output layer too."""
-    total = sum(int(parameter.numel()) for parameter in model.parameters())
+    total = active_parameters(model)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or embedding.weight is head.weight:
         return total

@@ -93,7 +93,11 @@ def advantage_metrics(advantages: Values) -> dict[str, float]:
 
 
 def token_metrics(
-    streams: Mapping[str, Values], is_scored: Bools, rollout_log_probs: Values | None
+    streams: Mapping[str, Values],
+    is_scored: Bools,
+    rollout_log_probs: Values | None,
+    *,
+    is_old_rollout: bool = False,
 ) -> dict[str, float]:
     """Means, extremes and effective sample size over the scored trainable tokens.
 
@@ -101,6 +105,8 @@ def token_metrics(
         streams: per-token values [T] of the objective, valid where `is_scored`.
         is_scored: bool [T].
         rollout_log_probs: [T], as the engine reported them; None when they are not known.
+        is_old_rollout: whether those are the old log-probs too: then the trainer's own are those
+            that each token's optimizer step began with.
     """
     metrics = {
         "tokens/trained": float(is_scored.sum()),
@@ -120,8 +126,10 @@ def token_metrics(
     if rollout_log_probs is not None:
         if "opd_weight" in scored:
             metrics |= _distillation_metrics(scored["opd_weight"])
-        gaps = old - rollout_log_probs[is_scored].astype(np.float64)
-        metrics |= _mismatch_metrics(gaps, scored["importance_weight"])
+        own = scored["log_probs"] if is_old_rollout else old
+        gaps = own - rollout_log_probs[is_scored].astype(np.float64)
+        weights = np.exp(gaps) if is_old_rollout else scored["importance_weight"]
+        metrics |= _mismatch_metrics(gaps, weights)
     return metrics
 
 

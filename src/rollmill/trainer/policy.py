@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from rollmill.trainer import attention
+from rollmill.trainer.flops import active_parameters
 from rollmill.trainer.layout import (
     MicroBatch,
     TokenSequence,
@@ -294,7 +295,7 @@ def _layer_shape(model: Any) -> tuple[int, int]:
     config = model.config
     num_layers = max(int(getattr(config, "num_hidden_layers", 1)), 1)
     embedding = model.get_input_embeddings().weight.numel()
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = active_parameters(model)
     heads = int(getattr(config, "num_attention_heads", 1))
     head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
     return heads * head_dim, max(total - embedding, 1) // num_layers

@@ -129,6 +129,7 @@ class BatchUpdate:
             streams.values,
             streams.is_scored,
             self.batch.rollout_log_probs if self.batch.has_rollout_log_probs else None,
+            is_old_rollout=self.config.old_log_probs == "rollout",
         )
         metrics |= _mean_of(reports)
         if self.learner.critic is not None and len(self.values):
