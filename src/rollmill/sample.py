@@ -133,6 +133,15 @@ class Segment:
         """The same tokens, taken out of the loss (off-policy masking)."""
         return Segment(self.token_ids, self.log_probs, False, self.weight_version, self.source)
 
+    def first(self, length: int) -> Segment:
+        """The first `length` of these tokens, or all when there are no more."""
+        if length >= len(self):
+            return self
+        log_probs = None if self.log_probs is None else self.log_probs[:length]
+        return Segment(
+            self.token_ids[:length], log_probs, self.trainable, self.weight_version, self.source
+        )
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

@@ -1,5 +1,6 @@
 """The order of rows over epochs and mixtures."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -65,6 +66,16 @@ def test_a_saved_position_goes_on_as_if_nothing_had_happened(drawn, n, shuffle):
     resumed = order_of(drawn, shuffle=shuffle)
     resumed.load_state_dict(order.state_dict())
     assert draw(resumed, 30) == draw(order, 30)
+
+
+def test_other_weights_mix_anew_and_go_on_in_the_rows():
+    order = order_of([(500, 1.0), (500, 1.0)], shuffle=False)
+    draw(order, 400)
+    other = order_of([(500, 3.0), (500, 1.0)], shuffle=False)
+    other.load_state_dict(json.loads(json.dumps(order.state_dict())))
+    drawn = draw(other, 40)
+    assert Counter(part for part, _ in drawn) == {0: 30, 1: 10}
+    assert min(row for _, row in drawn) == 200
 
 
 def test_other_rows_begin_after_the_epochs_already_walked():

@@ -16,6 +16,7 @@ from rollmill.config.engine import EngineConfig
 from rollmill.config.sampling import SamplingConfig
 from rollmill.data import load_tokenizer
 from rollmill.engine.pool import EnginePool
+from rollmill.engine.types import FinishReason, GenerateResult, VersionSpan
 from rollmill.errors import EngineError, RolloutError
 from rollmill.rollout.gate import GateClosed
 from rollmill.rollout.generate import (
@@ -25,7 +26,8 @@ from rollmill.rollout.generate import (
     mask_older_than,
 )
 from rollmill.rollout.seeds import call_seed
-from rollmill.sample import Sample, Segment, Status
+from rollmill.rollout.usage import Loss
+from rollmill.sample import Sample, Segment, Status, float_array, int_array
 from rollmill.testing import FakeEngines, make_context, make_sample
 
 
@@ -49,6 +51,22 @@ def test_what_is_left_of_the_limit_is_asked_for_and_the_context_is_never_passed(
             assert call.input_ids == (10, 11, 12, 13, *range(3, 9))
             assert sample.status is Status.TRUNCATED
             assert len(sample.tokens) <= context_length
+
+    run(main)
+
+
+def test_the_least_number_of_tokens_is_that_of_the_whole_response() -> None:
+    async def main() -> None:
+        engines = FakeEngines(100)
+        sampling = SamplingConfig(max_new_tokens=20, min_new_tokens=15)
+        context = make_context(engines, sampling=sampling)
+        for num_before, limit in ((0, None), (6, None), (16, None), (0, 8)):
+            before = [written(num_before)] if num_before else []
+            await context.extend(make_sample(segments=before), limit)
+        asked = [
+            (c.sampling["min_new_tokens"], c.sampling["max_new_tokens"]) for c in engines.calls
+        ]
+        assert asked == [(15, 20), (9, 14), (0, 4), (8, 8)]  # engines refuse more than the limit
 
     run(main)
 
@@ -135,7 +153,7 @@ class Phrases:
     chat_template = None
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        words = {1: "look ", 2: "</s>", 3: "STOP", 4: "found ", 5: "done "}
+        words = {1: "look ", 2: "</s>", 3: "STOP", 4: "found ", 5: "done ", 6: "S", 7: "TO", 8: "P"}
         return "".join(words[token] for token in token_ids)
 
 
@@ -201,6 +219,56 @@ def test_a_stop_string_across_a_continuation_is_cut() -> None:
     assert cut_stop("STOP abc", ("STOP",), start=4) == "STOP abc"
     assert cut_stop("a||b", ("", "|"), start=0) == "a"
     assert cut_stop("nothing", ("x",)) == "nothing"
+
+
+class Continuing(FakeEngines):
+    """Goes on with given tokens, whatever it reads."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    async def generate(self, *_: Any, **__: Any) -> GenerateResult:
+        span = VersionSpan(4, 0, len(self.tokens))
+        log_probs = [-1.0 - place for place in range(len(self.tokens))]
+        return GenerateResult(
+            int_array(self.tokens), float_array(log_probs), (span,), FinishReason.LENGTH
+        )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept", "text"),
+    [
+        ((1, 6), (7, 8, 1, 1), (1, 6, 7, 8), "look "),  # S|TO P: what follows is no answer
+        ((1, 6, 7), (8, 1), (1, 6, 7, 8), "look "),
+        ((1, 6), (7, 1, 1), (1, 6, 7, 1, 1), "look STOlook look "),
+        ((1, 3), (1, 1), (1, 3, 1, 1), "look STOPlook look "),  # whole before: an earlier turn's
+    ],
+)
+def test_a_stop_string_that_an_abort_cut_through_still_ends_the_answer(
+    before: tuple[int, ...], after: tuple[int, ...], kept: tuple[int, ...], text: str
+) -> None:
+    async def main() -> None:
+        context = replace(context_with(("STOP", "never")), engines=Continuing(*after))
+        first = Segment.from_engine(before, [-0.5] * len(before), 3)
+        sample = make_sample(segments=[first], status=Status.ABORTED)
+        sample.routed_experts = None
+        await context.extend(sample)
+        assert sample.response_tokens.tolist() == list(kept)
+        assert sample.response == text
+        is_ended = len(kept) < len(before) + len(after) or kept[-1] == 8
+        assert sample.status is (Status.COMPLETED if is_ended else Status.TRUNCATED)
+        assert context.usage.lost[Loss.ABORTED] == len(before) + len(after) - len(kept)
+        num_new = len(kept) - len(before)
+        assert sample.rollout_log_probs[len(before) :].tolist() == [-1.0, -2.0, -3.0][:num_new]
+        assert sample.weight_versions.tolist() == [3] * len(before) + [4] * num_new
+
+        between_turns = make_sample(status=Status.ABORTED)
+        between_turns.segments = [first, Segment.from_environment(before)]
+        await context.extend(between_turns)  # a tool's text is no beginning of a stop string
+        assert between_turns.response_length == 2 * len(before) + len(after)
+
+    run(main)
 
 
 def test_tokens_of_old_weights_leave_the_loss_and_lengths_stay() -> None:

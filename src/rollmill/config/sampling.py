@@ -39,12 +39,18 @@ class SamplingConfig(Section):
     skip_special_tokens: bool = True
     """Leave special tokens out of the response text (never out of the token ids)."""
 
-    def to_wire(self, *, max_new_tokens: int, seed: int | None = None) -> dict[str, Any]:
-        """The JSON object for `/generate`, with this call's token budget and seed."""
+    def to_wire(
+        self, *, max_new_tokens: int, num_before: int = 0, seed: int | None = None
+    ) -> dict[str, Any]:
+        """The JSON object for `/generate`, with this call's token budget and seed.
+
+        `num_before` response tokens are there already: they count for `min_new_tokens`, too.
+        """
         params = self.model_dump()
         params["stop"] = list(self.stop)
         params["stop_token_ids"] = list(self.stop_token_ids)
         params["max_new_tokens"] = max_new_tokens
+        params["min_new_tokens"] = min(max(0, self.min_new_tokens - num_before), max_new_tokens)
         if seed is not None:
             params["sampling_seed"] = seed
         return params

@@ -26,7 +26,7 @@ class _Cursor:
         size: rows of the part.
         epoch: which walk over them.
         offset: rows given in this epoch, at most `size`.
-        num_given: rows given in all epochs: what the mixture balances.
+        num_given: rows given since the mixture began: what it balances.
     """
 
     size: int
@@ -91,17 +91,23 @@ class RowOrder:
     def state_dict(self) -> dict[str, Any]:
         """The position, as JSON values."""
         return {
+            "shares": self._shares,
             "parts": [
                 {"epoch": c.epoch, "offset": c.offset, "num_given": c.num_given}
                 for c in self._cursors
-            ]
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position that `state_dict` gave for parts of the same sizes."""
+        """Go to a position that `state_dict` gave for parts of the same sizes.
+
+        Given other weights than there, the mixture begins anew: nothing is made up for.
+        """
+        is_same_mixture = state.get("shares", self._shares) == self._shares
         for cursor, saved in zip(self._cursors, state["parts"], strict=True):
             cursor.epoch, cursor.offset = int(saved["epoch"]), int(saved["offset"])
-            cursor.num_given, cursor.order = int(saved["num_given"]), None
+            cursor.num_given = int(saved["num_given"]) if is_same_mixture else 0
+            cursor.order = None
 
     def start_after(self, state: dict[str, Any]) -> None:
         """Begin a new epoch, later than all those of a position in *other* rows."""

@@ -21,7 +21,7 @@ from rollmill.engine.types import FinishReason, GenerateResult
 from rollmill.errors import RolloutError
 from rollmill.rollout.gate import Gate, GateClosed
 from rollmill.rollout.seeds import NUM_SIBLINGS_KEY, SIBLING_KEY, call_seed
-from rollmill.rollout.usage import Usage
+from rollmill.rollout.usage import Loss, Usage
 from rollmill.sample import EngineCounters, Sample, Segment, Status
 
 T = TypeVar("T")
@@ -136,7 +136,9 @@ class GenerateContext:
         """One engine call with any context, on behalf of `sample`; nothing is appended."""
         number = sample.counters.num_calls
         seed = None if self.seed is None else call_seed(self.seed, sample, number, self.scope)
-        sampling = self.sampling.to_wire(max_new_tokens=max_new_tokens, seed=seed)
+        sampling = self.sampling.to_wire(
+            max_new_tokens=max_new_tokens, num_before=sample.response_length, seed=seed
+        )
         rid = f"{self.scope}/{sample.index}/{next(self._request_numbers)}"
         try:
             async with self.gate:
@@ -178,14 +180,33 @@ class GenerateContext:
 
     def _append(self, sample: Sample, result: GenerateResult) -> None:
         num_before = sample.response_length
+        is_cut = sample.status is Status.ABORTED and was_writing(sample)
         sample.segments.extend(result.to_segments())
         sample.status = STATUS_AFTER[result.finish]
         if result.routed_experts is not None:
             sample.routed_experts = result.routed_experts
+        if is_cut and self.sampling.stop:
+            self._end_at_stop(sample, num_before)
         if num_before or not result.text:
             sample.response = self.text_of(sample, num_before)
         else:
             sample.response = result.text
+
+    def _end_at_stop(self, sample: Sample, num_before: int) -> None:
+        """End an answer at a stop string that began before it was cut off and ends after.
+
+        The engine that went on looked for stop strings in its own tokens only.
+        """
+        tokens = sample.response_tokens.tolist()
+        start = len(self._decode(tokens[:num_before]))
+        reach = max(map(len, self.sampling.stop))
+        for length in range(num_before + 1, min(len(tokens), num_before + reach) + 1):
+            text = self._decode(tokens[:length])
+            if straddles(text, self.sampling.stop, start):
+                self.usage.lost[Loss.ABORTED] += len(tokens) - length
+                keep_tokens(sample, length)
+                sample.status = Status.COMPLETED
+                return
 
     def text_of(self, sample: Sample, num_before: int = 0) -> str:
         """The response as text, decoded whole, without the stop string or token that ended it.
@@ -261,6 +282,34 @@ def cut_stop(text: str, stops: Sequence[str], start: int = 0) -> str:
         if stop and (position := text.find(stop, max(0, start - len(stop) + 1))) >= 0
     ]
     return text[: min(positions)] if positions else text
+
+
+def straddles(text: str, stops: Sequence[str], place: int) -> bool:
+    """Whether one of the stop strings begins before `place` in `text` and ends behind it."""
+    return any(
+        0 <= text.find(stop, max(0, place - len(stop) + 1), place + len(stop) - 1) < place
+        for stop in stops
+        if stop
+    )
+
+
+def was_writing(sample: Sample) -> bool:
+    """Whether the engine wrote the last tokens of a response, not a tool or a user."""
+    written = [segment for segment in sample.segments if len(segment)]
+    return bool(written) and written[-1].source == "engine"
+
+
+def keep_tokens(sample: Sample, length: int) -> None:
+    """Cut a response to its first `length` tokens."""
+    kept, place = [], 0
+    for segment in sample.segments:
+        left = length - place
+        place += len(segment)
+        if left > 0:
+            kept.append(segment.first(left))
+    sample.segments = kept
+    if sample.routed_experts is not None:
+        sample.routed_experts = sample.routed_experts[: len(sample.prompt_tokens) + length - 1]
 
 
 def add_counters(total: EngineCounters, more: EngineCounters) -> None:

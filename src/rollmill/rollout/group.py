@@ -306,6 +306,7 @@ class GroupRunner:
 
     def _apply(self, sample: Sample, outcome: Outcome) -> None:
         sample.timing["reward_s"] = outcome.seconds
+        sample.metadata.pop("reward_parts", None)  # of the data's own, or of an answer given up
         apply_outcome(sample, outcome, self.reward)
 
 
