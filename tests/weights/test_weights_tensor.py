@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from engine_script import Script
 from scripted_engine import ScriptedEngine
@@ -105,6 +106,53 @@ def test_nothing_stays_lent_after_a_sync(run: Run) -> None:
     run(body)
 
 
+class ForgetfulCalls(WeightCalls):
+    """Calls to an engine that does not know of a session any more when it is to end it."""
+
+    async def end(self, *, timeout_s: float) -> None:
+        await self.discard(timeout_s=timeout_s)
+        await super().end(timeout_s=timeout_s)
+
+
+def test_an_engine_that_lost_what_it_copied_is_renewed(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        client = run.pool.clients[0]
+        client.weights = ForgetfulCalls(client._http)
+        await run.trainer.call("shift", amount=0.02)
+        await run.sync()
+        client.weights = WeightCalls(client._http)
+        await run.until_ready(2)
+        assert await run.served() == [await run.expected()] * 2
+
+    run(body)
+
+
+class WatchingCalls(WeightCalls):
+    """Calls to an engine that note whether it was held when it copied."""
+
+    def __init__(self, client: EngineClient) -> None:
+        super().__init__(client._http)
+        self.modes: list[str | None] = []
+
+    async def copy(self, bucket: Sequence[Any], handle: Mapping[str, Any], **options: Any) -> None:
+        info = orjson.loads(await self._http.call("GET", "/server_info", timeout_s=10))
+        self.modes.append(info["internal_states"][0]["pause_mode"])
+        await super().copy(bucket, handle, **options)
+
+
+def test_engines_copy_while_generation_goes_on(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        client = run.pool.clients[0]
+        client.weights = calls = WatchingCalls(client)
+        await run.trainer.call("shift", amount=0.02)
+        await run.sync()
+        client.weights = WeightCalls(client._http)
+        assert len(calls.modes) > 2
+        assert set(calls.modes) == {None}
+
+    run(body)
+
+
 class SpoiledCalls(WeightCalls):
     """Calls to an engine that gets other checksums than the trainer's with one bucket."""
 
@@ -150,6 +198,45 @@ class DyingCalls(WeightCalls):
         await super().copy(bucket, handle, **options)
 
 
+class LateCalls(WeightCalls):
+    """Calls to an engine that never come to copying; sets an event when they begin."""
+
+    def __init__(self, client: EngineClient) -> None:
+        super().__init__(client._http)
+        self.has_begun = asyncio.Event()
+
+    async def copy(self, bucket: Sequence[Any], handle: Mapping[str, Any], **options: Any) -> None:
+        self.has_begun.set()
+        await asyncio.Event().wait()
+
+
+def test_a_sync_that_is_cancelled_leaves_no_session_and_the_next_one_works(run: Run) -> None:
+    async def body(run: WeightRun) -> None:
+        before = await run.served()
+        client = run.pool.clients[0]
+        client.weights = calls = LateCalls(client)
+        await run.trainer.call("shift", amount=0.02)
+        task = asyncio.create_task(run.sync())
+        await calls.has_begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        client.weights = WeightCalls(client._http)
+        assert await run.served() == before
+        await check_no_session(run)
+        await run.sync()
+        assert await run.served() == [await run.expected()] * 2
+        assert lent_by(run.trainer.pid) == []
+
+    run(body)
+
+
+async def check_no_session(run: WeightRun) -> None:
+    for client in run.pool.clients:
+        with pytest.raises(EngineRefused, match="no weight-update session"):
+            await client.weights.discard(timeout_s=10)
+
+
 def test_an_engine_that_is_killed_holds_up_nobody_and_leaves_nothing(run: Run) -> None:
     async def body(run: WeightRun) -> None:
         dying = run.pool.clients[0]
@@ -181,9 +268,7 @@ def test_a_trainer_that_is_killed_leaves_the_old_weights_and_nothing_else(run: R
         assert not any(borrowed_by(pid) for pid in run.pool.pids)
         ours = {name for name in os.listdir("/dev/shm") if name.startswith("rollmill-weights")}
         assert ours <= files
-        for client in run.pool.clients:  # no session was left open either
-            with pytest.raises(EngineRefused, match="no weight-update session"):
-                await client.weights.discard(timeout_s=10)
+        await check_no_session(run)
 
     run(body)
 

@@ -3,12 +3,14 @@
 The trainer lends a bucket of weights in its own memory, every engine copies it from there, and the
 next bucket follows: no file and no socket carries weights, and no more than one bucket is lent. On
 a GPU handles are CUDA's; elsewhere they are of shared memory without a name, which nobody can leave
-behind. Embedded engines use what they copied when all of it is there. SGLang uses each bucket as it
-comes, so one that fails in the middle holds a mixture until it is given whole weights.
+behind. Embedded engines copy while generation goes on, and use what they copied when it is held.
+SGLang uses each bucket as it comes, so it gets them while generation is held, and one that fails in
+the middle holds a mixture until it is given whole weights.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -25,13 +27,15 @@ from rollmill.weights.base import Engines, Shipment
 from rollmill.weights.sessions import Failures, begin, discard, for_all, on_all
 from rollmill.weights.staged import Staged, StagedDelivery, StagedTransport
 
+logger = logging.getLogger(__name__)
+
 
 class TensorTransport(StagedTransport):
     """Weight sync by handles of memory."""
 
     async def _ship(self, pool: Engines, staged: Staged, served: Staged | None) -> Shipment:
         delivery = HandleDelivery(staged, self._config)
-        await delivery.meet(pool.ready_clients)
+        await delivery.prepare(pool.ready_clients)
         return self._shipment(delivery)
 
 
@@ -47,8 +51,39 @@ class HandleDelivery(StagedDelivery):
         super().__init__(staged)
         self._config = config
         self._infos: dict[str, ServerInfo] = {}
+        self._prepared: set[str] = set()
 
-    async def meet(self, clients: Sequence[EngineClient]) -> Failures:
+    async def prepare(self, clients: Sequence[EngineClient]) -> None:
+        """Have embedded engines copy the weights while generation goes on, so that they have only
+        to use them when it is held. What fails here is done again then.
+
+        Raises:
+            ConfigError: weights cannot be handed to one of the engines.
+            RollmillError: the trainer is gone.
+        """
+        failures = await self._meet(clients)
+        met = _without(failures, clients)
+        embedded = [client for client in met if self._infos[client.url].is_embedded]
+        failures |= await self._hand_over(embedded, flush_cache=False)
+        self._prepared = {client.url for client in _without(failures, embedded)}
+        for url, error in failures.items():
+            logger.info("engine %s gets its weights while held: %s", url, error)
+
+    async def deliver(self, clients: Sequence[EngineClient], *, flush_cache: bool) -> Outcomes:
+        """Every engine uses the weights, after copying them if it has not yet.
+
+        Raises:
+            RollmillError: the trainer is gone; engines keep the old weights.
+        """
+        late = [client for client in clients if client.url not in self._prepared]
+        failures = await self._meet(late)
+        failures |= await self._hand_over(_without(failures, late), flush_cache=flush_cache)
+        complete = _without(failures, clients)
+        ending = [client.weights.end(timeout_s=self._config.timeout_s) for client in complete]
+        failures |= await on_all(complete, ending)
+        return [failures.get(client.url) for client in clients]
+
+    async def _meet(self, clients: Sequence[EngineClient]) -> Failures:
         """Ask engines what they are; those that do not say.
 
         Raises:
@@ -63,17 +98,14 @@ class HandleDelivery(StagedDelivery):
         unknown = [client for client in clients if client.url not in self._infos]
         return await on_all(unknown, [ask(client) for client in unknown])
 
-    async def deliver(self, clients: Sequence[EngineClient], *, flush_cache: bool) -> Outcomes:
-        """Every engine copies every bucket; one that cannot does not hold up the others.
-
-        Raises:
-            RollmillError: the trainer is gone; engines keep the old weights.
-        """
+    async def _hand_over(self, clients: Sequence[EngineClient], *, flush_cache: bool) -> Failures:
+        """Open a session at every engine and have it copy every bucket; one that cannot does not
+        hold up the others, and its session is closed."""
+        if not clients:
+            return {}
         timeout_s = self._config.timeout_s
-        failures = await self.meet(clients)
-        met = _without(failures, clients)
-        failures |= await on_all(met, [begin(client, timeout_s) for client in met])
-        opened = _without(failures, met)
+        failures = await on_all(clients, [begin(client, timeout_s) for client in clients])
+        opened = _without(failures, clients)
         complete: list[EngineClient] = []
         try:
             failures |= await self._lend_all(opened, flush_cache=flush_cache)
@@ -83,9 +115,7 @@ class HandleDelivery(StagedDelivery):
             await on_all(rest, [discard(client, timeout_s) for client in rest])
         # Raises when the trainer is gone, which engines may have seen first.
         await self.staged.trainer.call("take_back_bucket")
-        ending = [client.weights.end(timeout_s=timeout_s) for client in complete]
-        failures |= await on_all(complete, ending)
-        return [failures.get(client.url) for client in clients]
+        return failures
 
     async def _lend_all(self, clients: Sequence[EngineClient], *, flush_cache: bool) -> Failures:
         """Lend one bucket after the other to the engines that copied all before it."""
