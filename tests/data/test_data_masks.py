@@ -197,6 +197,83 @@ def test_tool_calls_are_learned_and_tool_results_are_not(template: str, tmp_path
     assert prompt.endswith(("assistant\n", "assistant", "<|end_header_id|>\n\n"))
 
 
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "part"),
+    [
+        ("chatml", CALL, "tool_calls"),
+        ("llama3", {**CALL, "content": "Let me see."}, "content"),
+        ("chatml", {**FIRST, "reasoning_content": "2 and 2"}, "reasoning_content"),
+        ("headless", {**FIRST, "thinking": "2 and 2"}, "thinking"),
+        ("deepseek", {**FIRST, "reasoning": "2 and 2"}, "reasoning"),
+    ],
+)
+def test_what_the_template_does_not_know_is_refused_and_not_left_out(
+    template: str, message: dict[str, Any], part: str, tmp_path: Path
+) -> None:
+    tokenizer = byte_level_tokenizer(template)
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, tokenizer, {"messages": [USER, message]})
+    assert f"message 2 (assistant): the template leaves out its {part}" in str(caught.value)
+
+
+def test_a_template_that_reads_content_as_parts_is_refused_with_texts(tmp_path: Path) -> None:
+    """It goes through the letters of a text and writes none of them."""
+    tokenizer = byte_level_tokenizer("parts")
+    with pytest.raises(DataError, match="the template leaves out its content"):
+        load(tmp_path, tokenizer, {"messages": [USER, FIRST]})
+    talk = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in (USER, FIRST)]
+    row = one(tmp_path, tokenizer, talk)
+    assert learned_texts(row, tokenizer) == ["It is four.<|im_end|>"]
+
+
+def test_an_answer_of_nothing_is_refused_unless_it_is_out_of_the_loss(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer("chatml")
+    nothing = {"role": "assistant", "content": " "}
+    with pytest.raises(
+        DataError, match=r"message 2 \(assistant\): it has no text and no tool call"
+    ):
+        load(tmp_path, tokenizer, {"messages": [USER, nothing, AGAIN, SECOND]})
+    row = one(tmp_path, tokenizer, [USER, {**nothing, "step_loss_mask": 0}, AGAIN, SECOND])
+    assert learned_texts(row, tokenizer) == written("chatml", SECOND)
+
+
+def test_thinking_that_the_generation_prompt_begins_is_learned_from_there(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer("opens_thinking")
+    for thoughtful in (
+        {"role": "assistant", "content": "<think>\n2 and 2\n</think>\n\nFour."},
+        {"role": "assistant", "content": "Four.", "reasoning_content": "2 and 2"},
+    ):
+        row = one(tmp_path, tokenizer, [USER, thoughtful])
+        assert learned_texts(row, tokenizer) == ["2 and 2\n</think>\n\nFour.<|im_end|>"]
+        assert tokenizer.decode(row.prompt_tokens.tolist()).endswith("<think>\n")
+
+
+@pytest.mark.parametrize("turns", ["all", "each"])
+def test_an_end_of_sequence_behind_the_whole_conversation_ends_no_turn(
+    turns: str, tmp_path: Path
+) -> None:
+    """Phi-3's template puts one there; when the next answer is asked for, it is gone."""
+    tokenizer = byte_level_tokenizer("phi3")
+    rows = load(tmp_path, tokenizer, {"messages": TALK}, sft={"turns": turns}).rows
+    learned = [text for row in rows for text in learned_texts(row, tokenizer)]
+    assert learned == ["It is four.<|im_end|>", SECOND["content"] + "<|im_end|>"]
+
+
+def test_several_tokens_that_end_every_turn_are_all_learned(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer("two_ends")
+    row = one(tmp_path, tokenizer, TALK)
+    assert learned_texts(row, tokenizer) == [
+        message["content"] + "<|im_end|><|eot_id|>" for message in (FIRST, SECOND)
+    ]
+
+
 def test_a_message_can_be_taken_out_of_the_loss(tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer("chatml")
     row = one(tmp_path, tokenizer, [USER, {**FIRST, "step_loss_mask": 0}, AGAIN, SECOND])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from trainer_testkit import learner, make_group
 from rollmill.config.opd import OpdConfig
 from rollmill.config.trainer import AlgorithmConfig
 from rollmill.sample import Group
+from rollmill.trainer.distillation import distilled
 from rollmill.trainer.layout import TokenSequence
 from rollmill.trainer.learner import Learner
 from rollmill.trainer.losses import TokenBatch, policy_gradient
@@ -69,14 +71,32 @@ def test_the_advantage_is_clipped_at_ten() -> None:
 def test_importance_weights_are_truncated_and_not_used_unless_asked_for(
     level: str, weight_of: Callable[[Any], Any]
 ) -> None:
-    log_probs = [-0.5, -1.5, -0.25]
+    log_probs = [-0.9, -0.8, -0.25]  # one answer of two tokens, one of one
     plain = gradient_of(log_probs, OpdConfig(clip=None))
-    assert plain == pytest.approx([-1.5, 1.0, -39.75])
+    assert plain == pytest.approx([-1.1, 0.3, -39.75])
     opd = OpdConfig(
         clip=None, importance="truncate", importance_level=level, importance_cap=1.5, mode="off"
     )
     weights = np.minimum(weight_of(np.exp(np.array(log_probs) + 1)), 1.5)
     assert gradient_of(log_probs, opd) == pytest.approx(plain * weights)
+
+
+def test_the_term_is_added_to_the_estimators_advantages_and_measured_unclipped() -> None:
+    log_probs = torch.tensor([-1.0, -20.0, -1.0])
+    tokens = replace(
+        tokens_at(log_probs, torch.tensor([-2.0, -20.5, -1.0]), torch.tensor([-2.0, -0.5, -40.0])),
+        advantages=torch.tensor([0.5, -0.25, 0.0]),
+    )
+    taught = distilled(tokens, OpdConfig(coef=2.0))
+    assert taught.advantages.tolist() == pytest.approx([0.5 - 2.0, -0.25 + 20.0, -20.0])
+    assert taught.streams["teacher_kl"].tolist() == pytest.approx([1.0, -19.5, 39.0])
+    assert taught.streams["teacher_clipped"].tolist() == [0.0, 1.0, 1.0]
+    assert taught.streams["opd_weight"].tolist() == pytest.approx([np.e, np.exp(0.5), 1.0])
+    capped = distilled(tokens, OpdConfig(importance="truncate", importance_cap=2.0))
+    assert capped.streams["opd_weight"].tolist() == pytest.approx([np.e, np.exp(0.5), 1.0])
+    unbounded = distilled(tokens, OpdConfig(clip=None))
+    assert unbounded.advantages.tolist() == pytest.approx([-0.5, 19.25, -39.0])
+    assert "teacher_clipped" not in unbounded.streams
 
 
 def test_the_spread_of_importance_weights_is_that_over_all_tokens() -> None:
