@@ -43,7 +43,7 @@ class ShardEntry(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """All that decides what the rows are: two preparations with equal settings write equal rows.
+    """All that decides what the rows are: two preparations with equal settings draw equal answers.
 
     Attributes:
         student: hash of the sampled weights.
@@ -56,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True):
         num_prompts: prompts answered.
         samples_per_prompt: answers to each.
         prompts_per_shard: prompts in one file.
-        prompts: hash over all prompts' tokens in order.
+        prompts: hash over all prompts in order: tokens, labels, metadata.
         context_length: most tokens of prompt and response together.
         allowed: kinds of differences (`opd.allow_mismatch`) that were found and allowed; training
             has to allow them too.

@@ -4,7 +4,8 @@ One shard of prompts at a time is in memory. Within it the phases follow each ot
 seconds mean something: all answers are sampled, then scored by the student, then by the teachers,
 then the shard is written. A preparation that was killed goes on behind its last finished shard.
 Because an answer's seed depends only on the run's seed, the prompt's place in the data set and the
-attempt, it writes what it would have written undisturbed.
+attempt, it draws the answers that it would have drawn undisturbed. Log-probs are the same up to the
+rounding of an engine that computes several requests at once.
 """
 
 from __future__ import annotations
