@@ -123,6 +123,20 @@ MISTAKES = [
         "older weights",
     ),
     Mistake(
+        "nothing to mask",
+        ("rollout.asynchronous=true", "rollout.mask_off_policy=true"),
+        W,
+        "rollout.mask_off_policy",
+        "nothing to mask",
+    ),
+    Mistake(
+        "greedy and many",
+        ("eval.datasets.0.n_samples_per_prompt=4",),
+        W,
+        "eval.datasets.sorted",
+        "pass@k is pass@1",
+    ),
+    Mistake(
         "nothing to choose from",
         ("rollout.filters.over_sampling=by_reward_std",),
         W,
@@ -232,6 +246,11 @@ def test_a_right_set_up_has_no_finding(folder: Path) -> None:
     complaints = [f.subject for f in found if f.level is not Level.OK]
     assert complaints == ["chat template"], "the tiny template drops its `>` once answered"
     assert {"batch", "data", "reward", "memory", "disk", "tokenizer"} <= {f.subject for f in found}
+
+
+def test_a_teacher_alone_needs_no_reward(folder: Path) -> None:
+    found = findings(folder, *TEACHER_ALONE)
+    assert [f for f in found if f.level is Level.ERROR] == []
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.name)

@@ -209,10 +209,12 @@ def test_without_a_reward_answers_get_zero_and_named_rewards_are_still_asked() -
         zero = ZeroReward(judge)
         plain = Sample(prompt_tokens=int_array([5]))
         named = Sample(prompt_tokens=int_array([5]), metadata={"reward_type": "math"})
-        outcomes = await zero.judge_group([plain, named])
+        null = Sample(prompt_tokens=int_array([5]), metadata={"reward_type": None})  # of a table
+        outcomes = await zero.judge_group([plain, named, null])
         assert [(o.kind, o.reward) for o in outcomes] == [
             (OutcomeKind.VALUE, 0.0),
             (OutcomeKind.VALUE, 0.5),
+            (OutcomeKind.VALUE, 0.0),
         ]
 
     run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollmill.filters import DynamicFilter, load_ranking
 from rollmill.loop.policy import Policy
 from rollmill.loop.ready import check_judged, check_other_models, check_router
 from rollmill.rewards.check import CheckReport, check_rewards
-from rollmill.rewards.registry import check_names
+from rollmill.rewards.registry import check_names, reward_names
 from rollmill.rollout.hooks import load_generate, load_hooks
 from rollmill.trainer.algorithm import find_algorithm
 
@@ -205,10 +206,14 @@ def check_functions(config: Config, base_dir: Path) -> Iterator[Finding]:
 
 def check_reward(config: Config, data: LoadedData, base_dir: Path) -> Iterator[Finding]:
     """Gold answers of some training rows score full marks, corrupted ones do not."""
-    rows = data.train[:MAX_GRADED_ROWS]
-    if not rows or config.rollout.is_replay:  # nobody judges recorded answers
+    if not data.train or config.rollout.is_replay:  # nobody judges recorded answers
         return
     check_judged(config, data.train)
+    is_run_wide = bool(reward_names(config.reward))
+    judged = (r for r in data.train if is_run_wide or r.metadata.get("reward_type") is not None)
+    rows = list(islice(judged, MAX_GRADED_ROWS))
+    if not rows:  # a teacher or a function of the user's is the signal
+        return
     report = check_rewards(rows, config.reward, base_dir=base_dir, seed=config.run.seed)
     yield from _reward_findings(report)
 

@@ -101,13 +101,21 @@ def _precision(config: Config) -> Iterator[Finding]:
 
 
 def _staleness(config: Config) -> Iterator[Finding]:
+    is_ahead = config.rollout.asynchronous
+    if config.rollout.mask_off_policy and is_ahead:
+        yield warning(
+            "rollout.mask_off_policy",
+            "with asynchronous no batch holds a token older than max_staleness: there is nothing "
+            "to mask",
+            "leave it off",
+        )
     if config.rollout.partial_rollout and config.rollout.submit_size == config.rollout.batch_size:
         yield warning(
             "rollout.partial_rollout",
             "with over_sampling_batch_size equal to batch_size nothing is ever unfinished",
             "set rollout.over_sampling_batch_size above batch_size, or leave partial_rollout off",
         )
-    if config.rollout.mask_off_policy and config.rollout.max_staleness == 0:
+    if config.rollout.mask_off_policy and config.rollout.max_staleness == 0 and not is_ahead:
         yield warning(
             "rollout.mask_off_policy",
             "with max_staleness 0 every token of an earlier step is masked",
@@ -172,6 +180,15 @@ def _evaluation(config: Config) -> Iterator[Finding]:
             "or hacking",
             "add a held-out set",
         )
+    for dataset in config.eval.datasets:
+        is_greedy = dataset.sampling is None or dataset.sampling.temperature == 0
+        if is_greedy and dataset.n_samples_per_prompt > 1:
+            yield warning(
+                f"eval.datasets.{dataset.name}",
+                f"{dataset.n_samples_per_prompt} answers per prompt at temperature 0 are all the "
+                "same: pass@k is pass@1",
+                "set its sampling.temperature above 0, or n_samples_per_prompt: 1",
+            )
     if names and config.eval.every > config.run.num_steps:
         yield warning(
             "eval.every",

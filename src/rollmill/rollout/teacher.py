@@ -107,7 +107,7 @@ class ZeroReward:
 
     async def judge(self, sample: Sample) -> Outcome:
         """The outcome for one sample."""
-        if sample.reward_function is None and "reward_type" not in sample.metadata:
+        if sample.reward_function is None and sample.metadata.get("reward_type") is None:
             return Outcome(OutcomeKind.VALUE, 0.0)
         return await self._judge.judge(sample)
 
