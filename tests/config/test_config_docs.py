@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rollmill.config import Config
+from rollmill.config.fields import deepest_field
 from rollmill.config.load import parse_config
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +67,34 @@ def _anchors(page: Path) -> set[str]:
     """The names of a page's headings, as Markdown pages are shown with."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+FIELD = re.compile(r"((?:\w+\.)+\w+)(?:$|[:=])")
+FREE = ("params", "chat_template_kwargs", "reasoning_gym_params")
+"""Mappings with keys of the user's own."""
+
+
+def _named_fields(page: Path) -> set[str]:
+    """What stands between backticks, begins with a section's name and goes on with dots.
+
+    In tables of another project's settings, the last cell is ours.
+    """
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    if page.name == "coming_from.md":
+        text = "\n".join(line.rstrip("| ").rpartition("|")[2] for line in text.splitlines())
+    spans = [FIELD.match(span) for span in re.findall(r"`([^`\n]+)`", text)]
+    names = {span[1] for span in spans if span}
+    return {name for name in names if name.partition(".")[0] in Config.model_fields}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_that_the_documentation_names_exists(page: Path) -> None:
+    for name in _named_fields(page):
+        steps = name.split(".")
+        depth, _, _ = deepest_field(Config, steps)
+        is_file = steps[-1] in ("md", "yaml", "py", "sqlite", "json", "jsonl")
+        assert is_file or depth == len(steps) or steps[depth - 1] in FREE, f"{page.name}: {name}"
+
+
+def test_the_documentation_names_settings() -> None:
+    assert sum(len(_named_fields(page)) for page in PAGES) >= 100
