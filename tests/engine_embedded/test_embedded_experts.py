@@ -14,6 +14,7 @@ from embedded_helpers import SMALL, make_model, post, refused, serving
 from transformers import Qwen3MoeConfig
 
 from rollmill.config.engine import EngineConfig
+from rollmill.engine.embedded.state import STATE
 from rollmill.engine.pool import EnginePool
 
 LAYERS, TOP_K = 3, 2
@@ -131,5 +132,27 @@ def test_a_model_without_experts_reports_none(llama_folder: Path) -> None:
             bad = request(PROMPT, routed_experts_start_len=len(PROMPT) + 1)
             answer = await refused(client, "/generate", bad)
             assert "routed_experts_start_len" in answer["error"]["message"]
+
+    asyncio.run(run())
+
+
+def test_an_answer_aborted_within_its_prompt_is_aborted_not_malformed(
+    moe_folder: Path, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with serving(moe_folder, chunked_prefill_tokens=8) as client:
+            await post(client, "/slow_down", {"forward_sleep_time": 0.05})
+            config = EngineConfig(urls=(str(client.make_url("/")),), return_routed_experts=True)
+            await post(client, "/update_weight_version", {"new_version": "0"})
+            async with EnginePool(config, model_path=str(moe_folder), run_dir=tmp_path) as pool:
+                task = asyncio.ensure_future(pool.generate("r", PROMPT * 4, {"max_new_tokens": 6}))
+                scheduler = client.server.app[STATE].engine.scheduler  # type: ignore[attr-defined]
+                while not any(f.done for f in list(scheduler.fills)):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await pool.abort_all(10.0)
+                result = await task
+            assert result.is_aborted
+            assert result.num_tokens == 0
+            assert result.routed_experts is None
 
     asyncio.run(run())

@@ -95,3 +95,28 @@ def test_unused_rows_are_given_back_when_room_is_short() -> None:
 
 def test_bytes_per_token() -> None:
     assert store().bytes_per_token == (2 + 2 * 4) * 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_rows_in_waiting_keep_within_the_limit(seed: int) -> None:
+    """As long as what is used does: by a quarter of the largest pool, and one row, at most."""
+    rng, kv, used = random.Random(seed), store(), {}
+    for owner in range(40):
+        size = rng.choice([4, 8, 16])
+        if sum(used.values()) + size > 64:
+            gone = rng.choice(list(used))
+            kv.drop_rows([gone])
+            del used[gone]
+            continue
+        kv.admit(owner, size, None)
+        used[owner] = size
+        allocated = [pool.size * pool.capacity for pool in kv._pools.values()]
+        assert sum(allocated) <= 64 + max(16, max(allocated) // 5)
+
+
+def test_a_long_row_takes_no_more_than_there_is() -> None:
+    kv = store()
+    kv.admit("long", 16, None)
+    (pool,) = kv.pools()
+    assert pool.capacity * pool.size == 64

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rollmill.engine.embedded.logprobs import note_input_logprobs
 from rollmill.engine.embedded.sampler import Sampler, uniform_numbers
 from rollmill.engine.embedded.sampling import SamplingParams
 from rollmill.engine.embedded.sequence import LogprobRequest, Sequence
+from rollmill.engine.embedded.steps import Chunk, Fill
 
 
 def sequence(seed: int = 0, output: list[int] | None = None, **params: Any) -> Sequence:
@@ -167,3 +169,15 @@ def test_top_and_named_logprobs() -> None:
     assert [lp for lp, _ in sampled.top[0]] == pytest.approx(LOGITS[:2], abs=1e-6)
     assert [t for _, t in sampled.by_id[0]] == [4, 0]
     assert [lp for lp, _ in sampled.by_id[0]] == pytest.approx([LOGITS[4], LOGITS[0]], abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_prompt_logprobs_are_those_of_the_softmax(scale: float) -> None:
+    prompt = [(11 * i) % 300 for i in range(81)]
+    scored = Sequence("r", prompt, SamplingParams(), LogprobRequest(True, start_len=0), seed=0)
+    logits = torch.randn(80, 300, generator=torch.Generator().manual_seed(0)) * scale
+    fill = Fill(scored, block=1, tokens=np.asarray(prompt[:-1], np.int32), done=0)
+    note_input_logprobs(Chunk(fill, 0, 80), 0, logits)
+    exact = logits.double().log_softmax(-1)
+    expected = [float(exact[i, token]) for i, token in enumerate(prompt[1:])]
+    assert scored.input_logprobs.chosen == pytest.approx(expected, abs=1e-6)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.engine.embedded.prefixes import PrefixIndex, common_prefix
+from rollmill.engine.embedded.prefixes import PrefixIndex, Tokens, common_prefix
 from rollmill.engine.embedded.sampling import SamplingParams
 from rollmill.engine.embedded.scheduler import Scheduler
 from rollmill.engine.embedded.sequence import LogprobRequest, Sequence
@@ -270,3 +270,42 @@ def test_the_prefix_that_was_not_used_for_longest_goes_first() -> None:
     assert index.num_tokens == 2
     assert index.clear() == [1]
     assert index.num_tokens == 0
+
+
+class CountingIndex(PrefixIndex):
+    """Knows how often it was searched."""
+
+    num_searches = 0
+
+    def longest(self, tokens: Tokens, limit: int) -> tuple[int | None, int]:
+        CountingIndex.num_searches += 1
+        return PrefixIndex.longest(self, tokens, limit)
+
+
+def test_those_who_wait_for_a_long_prompt_are_looked_at_once() -> None:
+    CountingIndex.num_searches = 0
+    limits = Limits(max_running=200, max_total_tokens=10**6, chunk_tokens=16, context_length=1024)
+    model = FakeModel(Scheduler(limits, prefixes=CountingIndex()))
+    for _ in range(100):
+        model.scheduler.add(sequence(list(range(500)), new=1))
+    while not model.scheduler.running:
+        assert len(model.scheduler.fills) <= 1
+        step = model.scheduler.plan()
+        model.follow(step)
+        model.scheduler.commit(step)
+    # Each when it came, and each again when the prompt was there: not 100 in each of 32 steps.
+    assert CountingIndex.num_searches == 200
+    assert len(model.scheduler.running) == 100
+    assert model.computed == 499
+
+
+def test_those_who_waited_for_a_prompt_that_was_aborted_compute_it_themselves() -> None:
+    model = FakeModel(Scheduler(LIMITS))
+    first, second = sequence(list(range(100))), sequence(list(range(100)))
+    model.scheduler.add(first)
+    model.scheduler.add(second)
+    model.step()
+    model.scheduler.remove(lambda s: s is first)
+    for _ in range(30):
+        model.step()
+    assert model.finished == [second]

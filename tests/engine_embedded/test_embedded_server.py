@@ -496,3 +496,45 @@ async def _until(client: Any, key: str, count: int) -> None:
     async with asyncio.timeout(20):
         while (await (await client.get("/v1/loads")).json())["loads"][0][key] != count:
             pass
+
+
+@pytest.mark.parametrize("is_skipped", [True, False])
+def test_a_special_token_may_be_a_stop_string(llama_folder: Path, is_skipped: bool) -> None:
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            params = {
+                **LONG,
+                "stop": ["<eos>"],
+                "logit_bias": {str(EOS): 6.0},
+                "skip_special_tokens": is_skipped,
+                "sampling_seed": 3,
+            }
+            body = {"input_ids": PROMPT, "sampling_params": params}
+            answer = await post(client, "/generate", body)
+            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "<eos>"}
+            assert answer["output_ids"].index(EOS) == len(answer["output_ids"]) - 1
+            assert "<eos>" not in answer["text"]
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_a_stream_is_no_error(
+    llama_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            params = LONG | {"n": 16}
+            body = {"input_ids": PROMPT, "sampling_params": params, "stream": True}
+
+            async def leave_early(num_lines: int) -> None:
+                async with ClientSession() as session:
+                    response = await session.post(client.make_url("/generate"), json=body)
+                    for _ in range(num_lines):
+                        await response.content.readline()
+                    response.close()
+
+            await asyncio.gather(*(leave_early(number) for number in range(1, 40)))
+            await until_running(client, 0)
+
+    asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

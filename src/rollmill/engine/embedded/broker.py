@@ -24,26 +24,26 @@ class Broker:
     """Queues of progress by sequence."""
 
     loop: asyncio.AbstractEventLoop
-    _queues: dict[int, asyncio.Queue[Progress]] = field(default_factory=dict)
+    _queues: dict[Sequence, asyncio.Queue[Progress]] = field(default_factory=dict)
 
     def subscribe(self, sequence: Sequence) -> asyncio.Queue[Progress]:
         """The queue that receives a sequence's progress; call before submitting it."""
         queue: asyncio.Queue[Progress] = asyncio.Queue()
-        self._queues[id(sequence)] = queue
+        self._queues[sequence] = queue
         return queue
 
     def unsubscribe(self, sequence: Sequence) -> None:
         """Drop the queue."""
-        self._queues.pop(id(sequence), None)
+        self._queues.pop(sequence, None)
 
     def notify(self, sequences: list[Sequence]) -> None:
         """From the model's thread: pass on where these sequences are now."""
-        news = [(id(s), Progress(len(s.output), s.finish_reason is not None)) for s in sequences]
+        news = [(s, Progress(len(s.output), s.finish_reason is not None)) for s in sequences]
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._deliver, news)
 
-    def _deliver(self, news: list[tuple[int, Progress]]) -> None:
-        for key, progress in news:
-            queue = self._queues.get(key)
+    def _deliver(self, news: list[tuple[Sequence, Progress]]) -> None:
+        for sequence, progress in news:
+            queue = self._queues.get(sequence)
             if queue is not None:
                 queue.put_nowait(progress)

@@ -264,7 +264,7 @@ class EmbeddedEngine:
             self._finish_prompt(sequence)
         moved = list(step.finished)
         try:
-            moved += self._carry_out(step)
+            self._carry_out(step, moved)
         except Exception as error:
             logger.exception("a step of the engine failed; its requests end with an error")
             moved += self._fail_started(error)
@@ -278,28 +278,27 @@ class EmbeddedEngine:
         self.counters.busy_s += now - started
         self.counters.recent.append((now, len(step.decode)))
 
-    def _carry_out(self, step: Step) -> list[Sequence]:
-        """Compute the step; the sequences whose readers must hear of it."""
+    def _carry_out(self, step: Step, moved: list[Sequence]) -> None:
+        """Compute the step; the sequences whose readers must hear of it are added to `moved`, as
+        they end: those that have ended are told so even when the step fails after that."""
         self.runner.carry_out(step)
         if not step.has_work:
-            return []
+            return
         for admission in step.admissions:
             self.counters.cached_tokens += admission.sequence.cached_tokens or 0
         logits = self.runner.compute(step)
-        moved = self._take_tokens(logits)
+        self._take_tokens(logits, moved)
         for chunk, first, rows in logits.prompts:
             note_input_logprobs(chunk, first, rows)
         for sequence in self.scheduler.commit(step):
             self._finish_prompt(sequence)
             moved.append(sequence)
-        return moved
 
-    def _take_tokens(self, logits: StepLogits) -> list[Sequence]:
+    def _take_tokens(self, logits: StepLogits, moved: list[Sequence]) -> None:
         if not logits.sequences:
-            return []
+            return
         with torch.inference_mode():
             sampled = self._sampler.sample(logits.sequences, logits.decode)
-        moved = []
         for row, sequence in enumerate(logits.sequences):
             reason = self._take_token(sequence, row, sampled)
             if reason is not None:
@@ -308,7 +307,6 @@ class EmbeddedEngine:
             if reason is not None or sequence.has_news:
                 moved.append(sequence)
         self.counters.generated_tokens += len(logits.sequences)
-        return moved
 
     def _take_token(self, sequence: Sequence, row: int, sampled: Sampled) -> dict[str, Any] | None:
         if not sampled.is_finite[row]:

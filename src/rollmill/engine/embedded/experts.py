@@ -83,9 +83,10 @@ def note_experts(sequence: Sequence, start: int, routed: torch.Tensor) -> None:
 
 def encode_experts(sequence: Sequence, count: int) -> str | None:
     """Base64 of little-endian int32 `[positions, layers, top_k]`, from the start that was asked for
-    to the last token but one of the prompt and `count` output tokens; None when there is none."""
-    if not sequence.experts:
-        return None
+    to the last token but one of the prompt and `count` output tokens; None when there is none, or
+    when it was aborted before its prompt was computed."""
     end = len(sequence.prompt) + count - 1
+    if not sequence.experts or sequence.num_experts_noted < end:
+        return None
     routed = torch.cat(sequence.experts)[sequence.experts_start : end]
     return base64.b64encode(routed.numpy().astype("<i4").tobytes()).decode()

@@ -38,6 +38,11 @@ class Block:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
 
+    @property
+    def length(self) -> int:
+        """Tokens that it holds."""
+        return self.keys[0].shape[1] if self.keys else 0
+
 
 @dataclass(slots=True)
 class RowPool:
@@ -58,7 +63,7 @@ class KVStore:
         dtype: of keys and values.
         device: where they live.
         row_size: the size of the row that holds a given number of tokens.
-        max_total_tokens: unused rows are given back when more than that is allocated.
+        max_total_tokens: rows that are not used yet are allocated within it, as far as that goes.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class KVStore:
         if block is None:
             return
         held = self.blocks[block]
-        length = min(num_tokens, held.keys[0].shape[1]) if held.keys else 0
+        length = min(num_tokens, held.length)
         for to, of in zip(pool.keys + pool.values, held.keys + held.values, strict=True):
             to[row, :, :length].copy_(of[:, :length])
 
@@ -151,8 +156,7 @@ class KVStore:
         pool = self._pools.setdefault(size, RowPool(size))
         row = len(pool.owners)
         if row == pool.capacity:
-            self._trim(size * max(8, pool.capacity))
-            self._resize(pool, max(8, 2 * pool.capacity))
+            self._resize(pool, self._grown_capacity(pool))
         pool.owners.append(owner)
         self._place[owner] = (pool, row)
         return pool, row
@@ -167,14 +171,21 @@ class KVStore:
         pool.owners[row] = moved
         self._place[moved] = (pool, row)
 
-    def _trim(self, coming: int) -> None:
-        """Give unused rows back when the allocation would outgrow the limit."""
-        allocated = sum(pool.size * pool.capacity for pool in self._pools.values())
-        if allocated + coming <= self._max_total_tokens:
-            return
-        for pool in self._pools.values():
-            if pool.capacity > len(pool.owners):
-                self._resize(pool, len(pool.owners))
+    def _grown_capacity(self, pool: RowPool) -> int:
+        """Rows that a full pool should have: twice as many or what there is room for, but a quarter
+        more in any case, as growing copies them all. Unused rows of other pools make room."""
+        wanted = max(8, 2 * pool.capacity) - pool.capacity
+        if self._num_allocated() + wanted * pool.size > self._max_total_tokens:
+            for other in self._pools.values():
+                if other.capacity > len(other.owners):
+                    self._resize(other, len(other.owners))
+        in_blocks = sum(block.length for block in self.blocks.values())
+        room = self._max_total_tokens - self._num_allocated() - in_blocks
+        return pool.capacity + max(1, pool.capacity // 4, min(wanted, room // pool.size))
+
+    def _num_allocated(self) -> int:
+        """Tokens of all rows, used and unused."""
+        return sum(pool.size * pool.capacity for pool in self._pools.values())
 
     def _resize(self, pool: RowPool, capacity: int) -> None:
         used = len(pool.owners)

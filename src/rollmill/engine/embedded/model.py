@@ -141,16 +141,22 @@ class ModelRunner:
     def release_kv(self) -> None:
         """Free all KV memory; the scheduler must hold no rows or blocks any more."""
         self.kv.release()
+        self._give_back_memory()
 
     def offload_weights(self) -> None:
         """Move the weights out of GPU memory; on a CPU they stay where they are."""
         if self.device.type != "cpu":
             self.model.to("cpu")
-            torch.cuda.empty_cache()
+            self._give_back_memory()
 
     def onload_weights(self) -> None:
         """Undo `offload_weights`."""
         self.model.to(self.device)
+
+    def _give_back_memory(self) -> None:
+        """What torch keeps for itself of freed GPU memory is of use to others."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def parameter(self, name: str) -> torch.Tensor | None:
         """A weight by its checkpoint name."""

@@ -14,6 +14,9 @@ from rollmill.engine.embedded.sampling import BodyError, RequestError, UnknownFi
 
 logger = logging.getLogger(__name__)
 
+CLIENT_LEFT = 499
+"""What web servers note when a client closed its connection."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -88,8 +91,10 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if error.status < 400:
             raise
         return json_reply({"detail": error.reason}, error.status)
-    except ConnectionError:
-        raise
+    except ConnectionError:  # the client is gone, and its request aborted: nobody reads an answer
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        return web.Response(status=CLIENT_LEFT)
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
         return bad_request("Internal server error", 500, "InternalServerError")

@@ -52,6 +52,9 @@ class Scheduler:
     fills: list[Fill] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
+    _awaited: dict[Sequence, int] = field(default_factory=dict)
+    """Which block's prefill a waiting sequence waits for: it is not looked at before that ends,
+    since thousands may wait for a long one."""
     _dropped_rows: list[DroppedRow] = field(default_factory=list)
     _dropped_blocks: list[int] = field(default_factory=list)
     _next_block: int = 0
@@ -75,6 +78,8 @@ class Scheduler:
         for sequence in [s for s in self.running if matches(s)]:
             removed.append(sequence)
             self._drop_row(sequence)
+        for sequence in removed:
+            self._awaited.pop(sequence, None)
         return removed
 
     def retire(self, sequence: Sequence) -> None:
@@ -190,8 +195,13 @@ class Scheduler:
         admissions: list[Admission] = []
         finished: list[Sequence] = []
         passed_over: list[Sequence] = []
+        blocks = {fill.block for fill in self.fills}
+        self._awaited = {s: block for s, block in self._awaited.items() if block in blocks}
         while self.waiting:
             sequence = self.waiting.popleft()
+            if sequence in self._awaited:
+                passed_over.append(sequence)
+                continue
             if _needs_no_model(sequence):
                 finished.append(sequence)
                 continue
@@ -214,7 +224,9 @@ class Scheduler:
         limit = sequence.reusable_prefix()
         source, shared = self.prefixes.longest(context, limit)
         is_held = shared == len(context) and sequence.params.max_new_tokens > 0
-        if not is_held and self._is_worth_waiting(context, limit, shared):
+        awaited = None if is_held else self._worth_waiting_for(context, limit, shared)
+        if awaited is not None:
+            self._awaited[sequence] = awaited.block
             return _Blocked.BY_SHARED_PREFILL
         if not self._reserve(sequence, 0 if is_held else len(context), keep=source):
             # Alone, it must be able to start: then even the prefix it would use has to go.
@@ -242,12 +254,13 @@ class Scheduler:
         self.fills.append(Fill(sequence, block, context, done=shared))
         return NewBlock(block, len(context), source if shared else None, shared)
 
-    def _is_worth_waiting(self, context: Tokens, limit: int, shared: int) -> bool:
+    def _worth_waiting_for(self, context: Tokens, limit: int, shared: int) -> Fill | None:
         missing = len(context) - shared
         enough = min(missing, max(MIN_SHARED, (missing + 1) // 2))
-        return any(
-            common_prefix(fill.tokens, context[:limit]) - shared >= enough for fill in self.fills
-        )
+        for fill in self.fills:
+            if common_prefix(fill.tokens, context[:limit]) - shared >= enough:
+                return fill
+        return None
 
     def _reserve(self, sequence: Sequence, block_tokens: int, keep: int | None) -> bool:
         """Evict held prefixes until the sequence's row and block fit; False when they cannot."""

@@ -44,9 +44,8 @@ class StopRules:
         stops = sequence.params.stop
         # A token is a byte at least, so so many tokens surely cover the longest stop string.
         reach = max(len(stop.encode()) for stop in stops) + 8
-        tail: str = self._tokenizer.decode(
-            sequence.output[-reach:], skip_special_tokens=sequence.params.skip_special_tokens
-        )
+        # Special tokens too, whatever the answer's text shows: "<|im_end|>" is a usual stop string.
+        tail: str = self._tokenizer.decode(sequence.output[-reach:], skip_special_tokens=False)
         return next((stop for stop in stops if stop in tail), None)
 
 
