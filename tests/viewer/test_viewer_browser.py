@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -457,24 +457,45 @@ def test_the_content_policy_stops_inline_script_and_foreign_requests(
         assert "Content Security Policy" in messages
 
 
+@contextmanager
+def narrow(driver: Any) -> Iterator[None]:
+    """A telephone's screen, 400 pixels wide (a window cannot be made as narrow)."""
+    screen = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        yield
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_page_is_wider_than_a_narrow_screen(
-    look: Callable[..., Page], made_run: Path, other_run: Path, theme: str
+    look: Callable[..., Page], made_run: Path, hostile_run: Path, theme: str
 ) -> None:
-    page = look(made_run, other_run)
-    page.driver.set_window_size(500, 900)
-    try:
+    page = look(made_run, hostile_run)
+    with narrow(page.driver):
         page.run(f"localStorage.setItem('rollmill.theme', '{theme}')")
         for where in ("overview", "samples?step=3", "samples?step=3&row=2", "timeline", "ledger"):
             page.open(where)
             page.wait("document.querySelector('main .card')")
             page.wait(
-                "document.documentElement.scrollWidth <= innerWidth && "
+                "document.documentElement.scrollWidth <= 400 && "
                 "document.documentElement.dataset.theme === arguments[0]",
                 theme,
             )
-    finally:
-        page.driver.set_window_size(1440, 1000)
+
+
+def test_a_run_that_has_only_begun_has_no_ledger_and_that_is_no_fault(
+    look: Callable[..., Page], made_run: Path, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(made_run / "config.yaml", begun)
+    page = look(begun)
+    page.open("ledger")
+    assert page.text("main .card .note:not(.is-error)") == "the run has no ledger (yet)"
+    assert page.run("document.querySelector('.is-error')") is None
+    page.complaints()  # the browser notes the 404
 
 
 def test_a_viewer_that_stopped_is_said_so(

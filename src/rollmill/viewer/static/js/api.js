@@ -1,6 +1,12 @@
 // Asking the server. Errors carry the server's own words.
 
-export class ApiError extends Error {}
+export class ApiError extends Error {
+  /** @param isAbsent the run does not have it (yet), which is no fault */
+  constructor(message, isAbsent) {
+    super(message);
+    this.isAbsent = isAbsent;
+  }
+}
 
 export async function get(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams();
@@ -10,7 +16,7 @@ export async function get(path, parameters = {}, signal = undefined) {
   const text = query.toString();
   const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal });
   const answer = await response.json().catch(() => ({ error: `the viewer answered ${response.status}` }));
-  if (!response.ok) throw new ApiError(answer.error || `the viewer answered ${response.status}`);
+  if (!response.ok) throw new ApiError(answer.error || `the viewer answered ${response.status}`, response.status === 404);
   return answer;
 }
 

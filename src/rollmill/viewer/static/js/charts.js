@@ -141,7 +141,12 @@ function faded(colour, opacity) {
 
 function sparse(plot) { return plot.data[0].length <= 40; }
 
-function stepRange(_, low, high) { return low === high ? [low - 1, high + 1] : [low, high]; }
+/** All steps; a single one has room on both sides (uPlot would draw 0 to 100 around step 0). */
+function stepRange(plot, low, high) {
+  const steps = plot.data[0];
+  if (steps.length === 1) return [steps[0] - 1, steps[0] + 1];
+  return low === high ? [low - 1, high + 1] : [low, high];
+}
 
 function zeroRange(_, low, high) { return [0, high > 0 ? high * 1.08 : 1]; }
 

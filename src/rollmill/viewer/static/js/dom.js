@@ -96,7 +96,8 @@ export function seconds(value) {
   if (value < 100) return `${value.toFixed(1)} s`;
   if (value < 5400) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
-  return `${(value / 86400).toFixed(1)} days`;
+  const days = value / 86400;
+  return `${days.toFixed(days < 10 ? 1 : 0)} days`;
 }
 
 /** The colour of run or part number n, from the style sheet. */

@@ -58,7 +58,8 @@ export class Ledger {
         if (isOtherRun || this.#groups.length <= 200) await this.#showGroups();
       } catch (error) {
         if (signal.aborted) return;
-        fill(this.#summary, h("div", { class: "card" }, note(error.message, true)));
+        fill(this.#summary, h("div", { class: "card" }, note(error.message, !error.isAbsent)));
+        if (error.isAbsent) fill(this.#list, note("no group yet"));
       }
     });
     await this.#showHistory(wholeOf(context.values.group));
