@@ -307,11 +307,11 @@ def test_the_command_starts_everything_and_compares_log_probs(folder: Path) -> N
     assert "engine and trainer differ by" in checked.stdout
     assert "version 1 confirmed, checksums agree" in checked.stdout
     assert "answers as the trainer's does" in checked.stdout
-    assert "0 errors, 1 warnings" in checked.stdout
+    assert "0 errors, 1 warning" in checked.stdout
     assert not (folder / "run").exists(), "a check leaves the run folder alone"
 
 
 def test_the_command_fails_when_there_is_an_error(folder: Path) -> None:
     checked = rollmill("check", folder / "config.yaml", "--no-live", "model.path=nowhere")
     assert checked.returncode == 1
-    assert "1 errors" in checked.stdout
+    assert "1 error, " in checked.stdout

@@ -99,5 +99,6 @@ def show(findings: Iterator[Finding], console: Console) -> bool:
         console.print(line + Text(finding.text))
         if finding.fix and finding.level is not Level.OK:
             console.print(Text(f"{'':<8}→ {finding.fix}"))
-    console.print(f"{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings")
+    errors, warnings = counts[Level.ERROR], counts[Level.WARNING]
+    console.print(f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}")
     return counts[Level.ERROR] == 0
