@@ -42,6 +42,15 @@ def test_each_engine_is_asked_what_it_serves(path: Path, policy: Policy) -> None
     assert not list(check_engine_urls(load_config(path), policy)), "nothing to ask"
 
 
+def test_weights_go_by_handle_on_one_machine_only(path: Path, policy: Policy) -> None:
+    urls = "engine.urls=[http://127.0.0.1:9, http://elsewhere.invalid:9]"
+    config = load_config(path, [urls, "weights.transport=tensor"])
+    first, *rest = check_engine_urls(config, policy)
+    assert first.level is Level.ERROR
+    assert "elsewhere.invalid" in first.text
+    assert len(rest) == 2  # neither answers
+
+
 def sample(text: str, told: str | None = None) -> Sample:
     ids = [VOCABULARY.index(character) for character in text] + [VOCABULARY.index("<eos>")]
     segment = Segment.from_engine(ids, np.zeros(len(ids)), 0)

@@ -1,4 +1,5 @@
-"""Weights from one process's device to another's: gloo between CPUs, NCCL between two GPUs."""
+"""Weights from one process's device to another's: gloo between CPUs, NCCL between two GPUs, and
+handles of one GPU's memory between two processes."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from rollmill.exchange import groups
+from rollmill.exchange.buckets import flatten, specs_of, unflatten
+from rollmill.exchange.handles import LentMemory, borrow, lend_cuda, read_handle
 
 TIMEOUT_S = 60.0
 SIZE = 100_003
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NEEDS_TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
@@ -72,3 +77,35 @@ def test_every_bit_arrives(backend: str, tmp_path: Path) -> None:
     found = load_file(tmp_path / "found.safetensors")
     for name, tensor in weights().items():
         assert torch.equal(found[name], tensor), name
+
+
+def copy_lent(handle: dict[str, Any], folder: Path) -> None:
+    """A borrower: what it finds behind the handle is left in a file."""
+    bucket = specs_of({"float32": weights()["float32"]})
+    found = unflatten(bucket, borrow(read_handle(handle)))
+    save_file({name: tensor.cpu().clone() for name, tensor in found.items()}, folder / "lent")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_lent_memory_is_read_by_another_process(device: str, tmp_path: Path) -> None:
+    tensors = {"float32": weights()["float32"]}
+    bucket = specs_of(tensors)
+    flat = flatten(bucket, tensors)
+    memory = LentMemory(flat.numel())
+    if device == "cuda":
+        flat = flat.to(device)
+        handle = msgspec.to_builtins(lend_cuda(flat))
+    else:
+        memory.tensor.copy_(flat)
+        handle = msgspec.to_builtins(memory.handle(flat.numel()))
+    borrower = multiprocessing.get_context("spawn").Process(
+        target=copy_lent, args=(handle, tmp_path)
+    )
+    borrower.start()
+    try:
+        borrower.join(TIMEOUT_S)
+        assert borrower.exitcode == 0
+    finally:
+        borrower.kill()
+        memory.close()
+    assert torch.equal(load_file(tmp_path / "lent")["float32"], tensors["float32"])

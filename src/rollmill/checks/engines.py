@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -12,6 +13,7 @@ from rollmill.config import Config
 from rollmill.data.template import Tokenizer
 from rollmill.engine.client import EngineClient, ModelInfo
 from rollmill.engine.errors import EngineCallError
+from rollmill.exchange.machine import is_own_address
 from rollmill.loop.policy import Policy
 from rollmill.sample import Sample
 
@@ -21,8 +23,11 @@ CUT_CHARACTER = "\ufffd"
 
 
 def check_engine_urls(config: Config, policy: Policy) -> Iterator[Finding]:
-    """Every engine of `engine.urls` answers, and none says that it serves another model."""
+    """Every engine of `engine.urls` answers, none says that it serves another model, and weights
+    can get to each."""
     urls = config.engine.urls
+    if config.weights.transport == "tensor":
+        yield from _on_one_machine(urls)
     for url, answer in zip(urls, asyncio.run(_ask_all(config)), strict=True):
         if isinstance(answer, ModelInfo):
             yield from _served_model(url, answer, policy)
@@ -52,6 +57,16 @@ async def _ask(
         return problem
     finally:
         await client.close()
+
+
+def _on_one_machine(urls: Sequence[str]) -> Iterator[Finding]:
+    for url in urls:
+        if not is_own_address(urlsplit(url).hostname or ""):
+            yield error(
+                "weights.transport",
+                f"tensor hands weights over on one machine, and {url} is on another",
+                "set weights.transport to distributed or disk",
+            )
 
 
 def _served_model(url: str, answer: ModelInfo, policy: Policy) -> Iterator[Finding]:
