@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollmill.config import FaultKind, TelemetryConfig
-from rollmill.errors import CheckpointError
+from rollmill.errors import CheckpointError, LedgerError
 from rollmill.loop.fault_plan import Fault
 from rollmill.loop.faults import FULL_DISK_BYTES, FaultInjector
 from rollmill.loop.records import Records, open_timeline
@@ -44,16 +44,22 @@ class Trainer:
 
 
 class Nothing:
-    """Rollouts without a state."""
+    """Rollouts without a state; their books may not be writable."""
+
+    is_ledger_broken = False
 
     def state_dict(self) -> dict[str, Any]:
+        if self.is_ledger_broken:
+            raise LedgerError("the ledger cannot be written")
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert state == {}
 
 
-def checkpoints(folder: Path, trainer: Trainer, store: CheckpointStore) -> Checkpoints:
+def checkpoints(
+    folder: Path, trainer: Trainer, store: CheckpointStore, rollouts: Any = None
+) -> Checkpoints:
     telemetry = TelemetryConfig(console=False)
     records = Records(
         MetricsLog(folder / "metrics.jsonl"),
@@ -61,11 +67,10 @@ def checkpoints(folder: Path, trainer: Trainer, store: CheckpointStore) -> Check
         open_timeline(telemetry, folder),
         Dumps(telemetry, folder),
     )
-    rollouts: Any = Nothing()
     return Checkpoints(
         store,
         trainer=trainer,
-        rollouts=rollouts,
+        rollouts=rollouts or Nothing(),
         records=records,
         view=RunView(is_on=False, num_steps=9),
         faults=FaultInjector([], folder / "faults.jsonl", pause_s=1.0),
@@ -88,6 +93,21 @@ def test_a_full_disk_costs_a_checkpoint_and_only_the_last_one_is_an_error(tmp_pa
         trainer.is_disk_full = False
         await saving.save(4, is_last=True)
         assert store.steps() == [2, 4]
+
+    asyncio.run(main())
+
+
+def test_books_that_cannot_be_written_cost_a_checkpoint_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+        rollouts = Nothing()
+        saving = checkpoints(tmp_path, Trainer(), store, rollouts)
+        rollouts.is_ledger_broken = True
+        await saving.save(2, is_last=False)
+        assert list((tmp_path / "checkpoints").iterdir()) == []
+        rollouts.is_ledger_broken = False
+        await saving.save(3, is_last=False)
+        assert store.steps() == [3]
 
     asyncio.run(main())
 

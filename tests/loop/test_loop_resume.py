@@ -21,6 +21,7 @@ SMALL = {
     "rollout__n_samples_per_prompt": 4,
     "eval__datasets": [],
 }
+EVALUATION = [{"name": "sorted", "data": {"path": "task/eval.jsonl"}}]
 STEADY = ("reward/mean", "rollout/response_tokens", "train/loss/total", "train/optimizer/grad_norm")
 
 
@@ -86,6 +87,30 @@ def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(tmp_path: Pat
     again = rollmill("train", config, f"run.num_steps={done + 1}")
     assert f"resumed after step {done}" in again.stdout
     assert [r["step"] for r in metrics_of(run, "train")] == list(range(1, done + 2))
+
+
+def test_a_run_that_is_told_to_stop_leaves_the_evaluation_to_the_one_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    config = write_tiny_run(
+        tmp_path,
+        **{**SMALL, "run__num_steps": 400, "run__save_every": 0, "eval__datasets": EVALUATION},
+        eval__every=1,
+        eval__at_start=False,
+    )
+    run = tmp_path / "run"
+
+    driver = start_rollmill("train", config)
+    wait_for_step(run, 1)
+    driver.send_signal(signal.SIGTERM)
+    output, _ = driver.communicate(timeout=60)
+
+    assert driver.returncode == 0, output
+    done = metrics_of(run, "train")[-1]["step"]
+    assert (run / "checkpoints" / f"step_{done:06d}" / "manifest.json").exists()
+    again = rollmill("train", config, f"run.num_steps={done + 1}")
+    assert again.returncode == 0, again.stderr
+    assert [r["step"] for r in metrics_of(run, "eval")] == list(range(1, done + 2))
 
 
 def test_a_terminal_that_goes_away_ends_the_run_after_the_step_with_a_checkpoint(

@@ -320,6 +320,7 @@ def test_a_batch_hook_that_raises_loses_no_group(tmp_path: Path) -> None:
         {"over_sampling_batch_size": 8},
         {"filters": {"over_sampling": "by_reward_std"}},
         {"filters": {"when_short": "keep"}},
+        {"partial_rollout": True},
     ],
 )
 def test_settings_that_mean_nothing_here_are_refused(

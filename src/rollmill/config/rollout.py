@@ -150,6 +150,7 @@ class RolloutConfig(Section):
             "filters.over_sampling": self.filters.over_sampling is not None,
             "filters.when_short: keep": self.filters.when_short == "keep",
             "hooks.rollout": self.hooks.rollout is not None,
+            "partial_rollout (no answer is ended for a batch)": self.partial_rollout,
         }
         for setting, is_set in excluded.items():
             if is_set:

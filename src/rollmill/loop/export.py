@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rollmill.cluster.local import LocalWorker
 from rollmill.config.load import load_config
+from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import CheckpointError
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.state import TRAINER_STATE
@@ -41,6 +42,9 @@ def export_run(run: Path, out: Path, *, dtype: str) -> Path:
             fix="wait for its first one (run.save_every), or let the run end",
         )
 
+    # nothing is trained: the run's own functions need not be there, nor a critic or reference
+    settings = config.trainer.model_copy(update={"algorithm": AlgorithmConfig()})
+
     async def work() -> None:
         trainer = LocalWorker(
             "rollmill.trainer.worker:TorchTrainer",
@@ -49,7 +53,7 @@ def export_run(run: Path, out: Path, *, dtype: str) -> Path:
         )
         try:
             await trainer.start(
-                config=config.trainer.model_dump(mode="json"),
+                config=settings.model_dump(mode="json"),
                 model_path=str(resolve_model(config.model.path)),
                 seed=config.run.seed,
                 num_total_steps=config.run.num_steps,
