@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -121,6 +122,72 @@ def test_a_group_function_sees_all_answers(with_judge: Any) -> None:
     )
 
     assert [outcome.reward for outcome in outcomes] == [0.0, 1.0, 0.0]
+
+
+def test_samples_that_name_another_reward_are_judged_by_it_and_not_with_the_group(
+    with_judge: Any,
+) -> None:
+    """`ranks` gives 1 to the longest answer that it sees."""
+    group = [
+        answer("a", reward_function=f"{FILE}:length"),
+        answer("bb"),
+        answer("Paris", "Paris", metadata={"reward_type": "f1"}),
+        answer("c"),
+    ]
+
+    async def work(judge: Judge) -> tuple[list[Outcome], Outcome]:
+        return await judge.judge_group(group), await judge.judge(group[2])
+
+    outcomes, alone = with_judge(work, function=f"{FILE}:ranks", per_group=True)
+
+    assert [outcome.reward for outcome in outcomes] == [1.0, 1.0, 1.0, 0.0]
+    assert alone.extracted == outcomes[2].extracted == "Paris"
+
+
+def test_a_set_is_no_list_of_rewards(with_judge: Any) -> None:
+    outcomes = with_judge(
+        lambda judge: judge.judge_group([answer("a"), answer("bb")]),
+        function=f"{FILE}:in_no_order",
+        per_group=True,
+    )
+
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.ERROR}
+
+
+def test_labels_and_metadata_of_numpy_and_with_any_keys_arrive(with_judge: Any) -> None:
+    samples = [
+        answer("x", np.float64(3.5), reward_function=f"{FILE}:label_as_number"),
+        answer("x", 2, metadata={"n": np.float64(1)}, reward_function=f"{FILE}:label_as_number"),
+        answer("x", 1, metadata={3: "three"}, reward_function=f"{FILE}:label_as_number"),
+    ]
+
+    outcomes = judged(with_judge, *samples, type="random")
+
+    assert [outcome.reward for outcome in outcomes] == [3.5, 2.0, 1.0]
+
+
+def test_a_label_that_cannot_be_sent_is_its_own_error(with_judge: Any) -> None:
+    class Unspeakable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    outcomes = judged(with_judge, answer("x", 1), answer("x", Unspeakable()), type="random")
+
+    assert [outcome.kind for outcome in outcomes] == [OutcomeKind.VALUE, OutcomeKind.ERROR]
+    assert "no words" in str(outcomes[1].detail)
+
+
+def test_a_weighted_sum_without_an_answer_is_not_better_than_a_wrong_one(with_judge: Any) -> None:
+    wrong, missing = answer("Answer: 6", "5"), answer("I give up", "5")
+    config = RewardConfig(weights={"dapo": 2.0})
+
+    outcomes = judged(with_judge, wrong, missing, weights={"dapo": 2.0})
+    for sample, outcome in zip((wrong, missing), outcomes, strict=True):
+        apply_outcome(sample, outcome, config)
+
+    assert outcomes[1].kind is OutcomeKind.INVALID
+    assert wrong.reward == {"dapo": -1.0, "total": -2.0}
+    assert missing.reward == -2.0
 
 
 def test_a_group_function_that_returns_too_few_is_an_error_for_all(with_judge: Any) -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,13 @@ def test_an_exploding_answer_costs_one_answer(with_judge: Any, bomb: str) -> Non
     assert all(outcome.reward == 1.0 for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", ["hangs", "sleeps", "blocks_the_loop", "waits_forever"])
+@pytest.mark.parametrize(
+    "name", ["hangs", "sleeps", "blocks_the_loop", "waits_forever", "waits_on"]
+)
 def test_a_function_that_hangs_is_timed_out_alone(with_judge: Any, name: str) -> None:
     samples = [custom(name, "hang" if k == 3 else "go") for k in range(8)]
 
-    outcomes = with_judge(lambda judge: judge_all(judge, samples), type=CHEAP, timeout_s=0.3)
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type=CHEAP, timeout_s=1.0)
 
     assert [o.kind for o in outcomes].index(OutcomeKind.TIMEOUT) == 3
     assert kinds(outcomes) == {"value": 7, "timeout": 1}
@@ -108,6 +109,91 @@ def test_a_death_costs_one_answer_and_says_how(with_judge: Any) -> None:
 
     assert kinds(outcomes) == {"value": 11, "error": 1}
     assert "exit code 3" in str(outcomes[5].detail)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("cancels_itself", "CancelledError"),
+        ("exits", "exit code 1"),
+        ("exits_in_a_coroutine", "exit code 1"),
+        ("names_a_part_that_cannot_be_sent", "exit code 1"),
+        ("closes_its_files", "died"),
+        ("dies_and_leaves_a_child", "exit code 3"),
+    ],
+)
+def test_what_a_function_does_to_its_process_costs_its_own_answer(
+    with_judge: Any, name: str, told: str
+) -> None:
+    samples = [custom(name, "bad" if k == 3 else "go") for k in range(8)]
+
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type=CHEAP, timeout_s=20.0)
+
+    assert [outcome.kind for outcome in outcomes].index(OutcomeKind.ERROR) == 3
+    assert kinds(outcomes) == {"value": 7, "error": 1}
+    assert told in str(outcomes[3].detail)
+
+
+@pytest.mark.parametrize("name", ["closes_its_files", "names_a_part_that_cannot_be_sent"])
+def test_an_answer_whose_result_cannot_be_sent_is_not_graded_forever(
+    with_judge: Any, name: str
+) -> None:
+    outcome = with_judge(lambda judge: judge.judge(custom(name, "bad")), type=CHEAP, timeout_s=20.0)
+
+    assert outcome.kind is OutcomeKind.ERROR
+
+
+@pytest.mark.parametrize("name", ["forks", "forks_and_exits"])
+def test_a_function_that_forks_answers_once_and_leaves_no_second_grader(
+    with_judge: Any, name: str
+) -> None:
+    async def work(judge: Judge) -> list[Outcome]:
+        outcomes = await judge_all(judge, [custom(name, "fork") for _ in range(40)])
+        (worker,) = judge.worker_process_ids()
+        (grading,) = children_of(worker)
+        await until(lambda: not any(map(is_running, children_of(grading))))
+        return outcomes
+
+    assert kinds(with_judge(work, type=CHEAP, num_workers=1, timeout_s=20.0)) == {"value": 40}
+
+
+def test_large_results_of_coroutines_that_end_together_do_not_mix(with_judge: Any) -> None:
+    async def work(judge: Judge) -> list[Outcome]:
+        (worker,) = judge.worker_process_ids()
+        outcomes = await judge_all(judge, [custom("many_parts") for _ in range(64)])
+        assert judge.worker_process_ids() == [worker], "no frame was torn"
+        return outcomes
+
+    function = "reward_functions.py:many_parts"
+    outcomes = with_judge(work, function=function, num_workers=1, timeout_s=60.0)
+
+    assert {len(outcome.reward) for outcome in outcomes} == {10_000}
+
+
+def test_a_process_that_coroutines_made_fat_is_replaced_under_load(with_judge: Any) -> None:
+    samples = [custom("keeps_memory") for _ in range(300)]
+
+    outcomes = with_judge(
+        lambda judge: judge_all(judge, samples),
+        function="reward_functions.py:keeps_memory",
+        worker_memory_mb=256,
+        timeout_s=20.0,
+    )
+
+    assert kinds(outcomes) == {"value": 300}, "600 MiB in all, and never more than the limit"
+    assert len({outcome.reward for outcome in outcomes}) > 1
+
+
+def test_a_worker_that_cannot_start_leaves_no_other_behind() -> None:
+    async def main() -> list[int]:
+        config = RewardConfig(function="reward_functions.py:missing", num_workers=3)
+        judge = Judge(config, seed=0, base_dir=HERE)
+        with pytest.raises(HookError):
+            await judge.start()
+        return children_of(os.getpid())
+
+    before = set(children_of(os.getpid()))
+    assert set(asyncio.run(main())) <= before
 
 
 def test_memory_is_bounded(with_judge: Any) -> None:
@@ -123,33 +209,33 @@ def test_memory_is_bounded(with_judge: Any) -> None:
 
 
 def test_coroutine_functions_overlap(with_judge: Any) -> None:
-    samples = [custom("waits") for _ in range(40)]
+    samples = [custom("meets") for _ in range(40)]
 
-    start = time.monotonic()
     outcomes = with_judge(
-        lambda judge: judge_all(judge, samples), function="reward_functions.py:waits"
+        lambda judge: judge_all(judge, samples),
+        function="reward_functions.py:meets",
+        timeout_s=20.0,
     )
 
-    assert kinds(outcomes) == {"value": 40}
-    assert time.monotonic() - start < 40 * 0.2 / 2, "one after the other takes 8 s"
+    assert kinds(outcomes) == {"value": 40}, "each waits until all 40 have begun"
 
 
 def test_a_cancelled_call_returns_at_once_and_leaves_the_pool_healthy(with_judge: Any) -> None:
-    async def work(judge: Judge) -> tuple[float, Outcome]:
+    async def work(judge: Judge) -> tuple[list[bool], Outcome]:
         doomed = asyncio.create_task(judge.judge(custom("sleeps", "hang")))
         queued = asyncio.create_task(judge.judge(custom("sleeps", "hang")))
         await until(lambda: judge.worker_process_ids())
         await asyncio.sleep(0)
-        start = time.monotonic()
         doomed.cancel()
         queued.cancel()
-        await asyncio.gather(doomed, queued, return_exceptions=True)
-        seconds = time.monotonic() - start
-        return seconds, await judge.judge(answer(r"\boxed{5}", 5))
+        for _ in range(3):  # turns of the event loop, not seconds
+            await asyncio.sleep(0)
+        are_cancelled = [doomed.cancelled(), queued.cancelled()]
+        return are_cancelled, await judge.judge(answer(r"\boxed{5}", 5))
 
-    seconds, outcome = with_judge(work, type="math", timeout_s=0.5)
+    are_cancelled, outcome = with_judge(work, type="math", timeout_s=0.5)
 
-    assert seconds < 0.2
+    assert are_cancelled == [True, True]
     assert outcome.reward == 1.0
 
 
@@ -163,31 +249,19 @@ def test_a_worker_that_is_killed_is_replaced_and_its_answers_are_graded(with_jud
     assert kinds(with_judge(work, type=CHEAP)) == {"value": 200}
 
 
-def test_the_event_loop_keeps_turning_while_answers_explode(with_judge: Any) -> None:
-    samples = [answer(rf"\boxed{{{k}}}", str(k)) for k in range(2000)]
-    samples[::200] = [answer(rf"\boxed{{{EXPLODING[0]}}}", "x")] * 10
+def test_the_event_loop_keeps_turning_while_an_answer_explodes(with_judge: Any) -> None:
+    async def work(judge: Judge) -> tuple[int, Outcome]:
+        exploding = asyncio.create_task(judge.judge(answer(rf"\boxed{{{EXPLODING[0]}}}", "x")))
+        num_turns = 0
+        while not exploding.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        return num_turns, await exploding
 
-    async def work(judge: Judge) -> float:
-        longest = 0.0
+    num_turns, outcome = with_judge(work, type="math", timeout_s=0.1)
 
-        async def watch() -> None:
-            nonlocal longest
-            while True:
-                before = time.thread_time()
-                await asyncio.sleep(0)
-                longest = max(longest, time.thread_time() - before)
-
-        async def finish_answers() -> None:
-            for sample in waiting:
-                await judge.judge(sample)
-
-        waiting = iter(samples)
-        watching = asyncio.create_task(watch())
-        await asyncio.gather(*(finish_answers() for _ in range(128)))
-        watching.cancel()
-        return longest
-
-    assert with_judge(work, type="math", timeout_s=0.1) < 0.05
+    assert outcome.kind is OutcomeKind.TIMEOUT
+    assert num_turns > 100, "a loop that grades, or waits for who grades, turns a few times"
 
 
 def test_close_stops_all_processes_and_fails_waiting_calls() -> None:
@@ -281,27 +355,26 @@ def test_an_unknown_setting_of_a_type_stops_the_start() -> None:
         asyncio.run(main())
 
 
-def test_bombs_one_after_the_other_cost_their_deadlines_and_little_more(with_judge: Any) -> None:
+def test_bombs_one_after_the_other_cost_their_own_limit_each(with_judge: Any) -> None:
     """A successor that hangs on its very first answer is noticed as quickly as any other."""
     samples = [answer(rf"\boxed{{{EXPLODING[0]}}}", "x") for _ in range(20)]
 
-    start = time.monotonic()
     outcomes = with_judge(lambda judge: judge_all(judge, samples), type="math", timeout_s=0.1)
 
     assert kinds(outcomes)["timeout"] == 20
-    assert time.monotonic() - start < 60, "20 × 0.1 s of processor time, starting, a slow machine"
+    assert {outcome.detail for outcome in outcomes} == {"passed the time limit of 0.1 s"}
 
 
 def test_what_is_killed_is_replaced_and_reaped(with_judge: Any) -> None:
     async def work(judge: Judge) -> None:
-        bombs = [custom("hangs", "hang" if k % 2 else "go") for k in range(12)]
-        assert kinds(await judge_all(judge, bombs)) == {"value": 6, "timeout": 6}
+        bombs = [custom("hangs", "hang" if k % 2 else "go") for k in range(6)]
+        assert kinds(await judge_all(judge, bombs)) == {"value": 3, "timeout": 3}
         (worker,) = judge.worker_process_ids()
         # The grading process, perhaps its spare, and no zombie of those before.
         await until(lambda: all(map(is_running, children_of(worker))))
         assert 1 <= len(children_of(worker)) <= 2
 
-    with_judge(work, type=CHEAP, num_workers=1, timeout_s=0.1)
+    with_judge(work, type=CHEAP, num_workers=1, timeout_s=1.0)
 
 
 def test_a_spare_is_made_in_time_and_loads_no_function_before_it_grades(

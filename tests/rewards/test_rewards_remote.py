@@ -51,6 +51,23 @@ def answer(response: str, label: Any = None, **fields: Any) -> Sample:
     return Sample([1], response=response, label=label, **fields)
 
 
+def test_an_answer_that_comes_in_pieces_is_read_whole() -> None:
+    """`1` and then `2.5` is 12.5, not 1."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"1")
+        await asyncio.sleep(0.05)  # so that the first piece goes alone
+        await response.write(b"2.5")
+        await response.write_eof()
+        return response
+
+    (outcome,) = serve(handler, [answer("x")])
+
+    assert outcome.reward == 12.5
+
+
 def test_the_server_gets_prompt_response_label_and_metadata() -> None:
     seen: list[Any] = []
 

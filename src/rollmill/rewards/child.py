@@ -24,7 +24,7 @@ from rollmill.rewards.graders.base import Grader
 from rollmill.rewards.judging import call_coroutine_function, call_function, judge_with
 from rollmill.rewards.limits import die_with_parent, limit_memory, resident_bytes
 from rollmill.rewards.outcome import Outcome
-from rollmill.rewards.progress import IDLE, OVERLAPPING, SharedProgress
+from rollmill.rewards.progress import IDLE, OVERLAPPING, RECYCLING, SharedProgress
 from rollmill.rewards.protocol import (
     Batch,
     Begin,
@@ -49,7 +49,7 @@ LOAD_LIMIT_S = 120.0
 FLUSH_S = 0.002
 HEARTBEAT_S = 0.2
 READ_BYTES = 1 << 18
-RECYCLE_CHECK_EVERY = 256
+RECYCLE_CHECK_EVERY = 32
 
 
 def run_child(setup: Setup, sock: socket.socket, progress: SharedProgress, parent: int) -> None:
@@ -73,7 +73,10 @@ class _Child:
         self._last_flush = 0.0
         self._learned: set[str] = set()
         self._overlapping: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Lock()
         self._num_graded = 0
+        self._process_id = os.getpid()
+        os.register_at_fork(after_in_child=self._let_go)
         self._recycle_at = resident_bytes() + (self._config.worker_memory_mb << 20) // 2
 
     async def serve(self) -> None:
@@ -89,7 +92,7 @@ class _Child:
                 if isinstance(message, Batch):
                     await self._grade(message)
             await self._flush()
-            self._recycle_if_fat()
+            await self._recycle_if_fat()
 
     async def _begin(self) -> bool:
         """Load all graders, the user's functions among them, and limit the memory."""
@@ -148,6 +151,17 @@ class _Child:
             return [Outcome.error(f"out of memory (limit {limit} MiB)") for _ in task.inputs]
         finally:
             self._num_graded += 1
+            self._end_if_forked()
+
+    def _let_go(self) -> None:
+        """In a process that a user's function forked: the run is not its to talk to."""
+        self._sock.close()
+        self._progress.detach()
+
+    def _end_if_forked(self) -> None:
+        """A function that forked comes back twice; only one of the two is the grading process."""
+        if os.getpid() != self._process_id:
+            os._exit(0)
 
     async def _start_coroutine(
         self, function: CustomReward, envelope: Envelope, task: Task, *, alone: bool
@@ -163,8 +177,13 @@ class _Child:
         running.add_done_callback(self._overlapping.discard)
 
     async def _run_coroutine(self, function: CustomReward, number: int, task: Task) -> None:
-        outcomes = await call_coroutine_function(function, task.inputs, self._limit(task))
+        outcomes, has_ended = await call_coroutine_function(
+            function, task.inputs, self._limit(task)
+        )
+        self._end_if_forked()
         self._num_graded += 1
+        if not has_ended:
+            self._recycle_at = 0  # it runs on: only the end of this process ends it
         self._finished.append(Result(number, outcomes))
         await self._flush()
 
@@ -184,13 +203,18 @@ class _Child:
     def _limit(self, task: Task) -> float:
         return self._config.timeout_s * max(1, len(task.inputs))
 
-    def _recycle_if_fat(self) -> None:
+    async def _recycle_if_fat(self) -> None:
         """End this process when grading has left it large: the next one starts from the fork."""
-        if self._overlapping or (self._recycle_at and self._num_graded < RECYCLE_CHECK_EVERY):
+        if self._recycle_at and self._num_graded < RECYCLE_CHECK_EVERY:
             return
         self._num_graded = 0
-        if resident_bytes() > self._recycle_at:
-            os._exit(0)
+        if resident_bytes() <= self._recycle_at:
+            return
+        if self._overlapping:
+            await asyncio.wait(self._overlapping)
+        await self._flush()
+        self._progress.set(RECYCLING, 0.0)
+        os._exit(0)
 
     async def _flush(self) -> None:
         finished, self._finished = self._finished, []
@@ -200,7 +224,8 @@ class _Child:
         self._last_flush = time.monotonic()
 
     async def _send(self, payload: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._sock, framed(payload))
+        async with self._sending:  # frames of coroutines that end together must not mix
+            await asyncio.get_running_loop().sock_sendall(self._sock, framed(payload))
 
 
 def _is_async(grader: Grader | CustomReward) -> bool:

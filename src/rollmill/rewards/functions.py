@@ -8,7 +8,7 @@ as the built-in types, so they may be slow, hang or crash without harming the ru
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from rollmill.sample import Reward
 
 ONE = HookSignature(("sample: RewardInput",), "float | dict[str, float] | None")
 GROUP = HookSignature(("samples: list[RewardInput]",), "list[float | dict[str, float] | None]")
+_NO_LIST = (str, bytes, Mapping, Set)
+"""Have a length, but no order that could be the answers'."""
 
 
 def is_function_path(name: str) -> bool:
@@ -66,7 +68,7 @@ class CustomReward:
             raise ValueError("expected a reward, found an awaitable: declare it `async def`")
         if not self.per_group:
             return [checked_reward(value)]
-        if isinstance(value, str | bytes | dict) or not hasattr(value, "__len__"):
+        if isinstance(value, _NO_LIST) or not hasattr(value, "__len__"):
             raise ValueError(
                 f"expected a list with one reward per answer, found {type(value).__name__}"
             )

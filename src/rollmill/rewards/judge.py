@@ -8,6 +8,7 @@ see `apply_outcome`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -112,10 +113,7 @@ class Judge:
         Raises:
             RewardError: the judge was closed, or its workers cannot be started any more.
         """
-        item = RewardInput.from_sample(sample)
-        if self._config.per_group and self._config.function and sample.reward_function is None:
-            return (await self._submit(Task(self._config.function, [item], grouped=True)))[0]
-        return await self.judge_input(item, sample.reward_function)
+        return await self.judge_input(RewardInput.from_sample(sample), sample.reward_function)
 
     async def judge_input(self, item: RewardInput, reward: str | None = None) -> Outcome:
         """The outcome for one answer; `reward` overrides the row's and the run's."""
@@ -132,17 +130,30 @@ class Judge:
             )
         if reward is None and override is not None and not is_type(name):
             return Outcome.error(f"metadata.reward_type: {unknown_type(name).what}")
+        if override is None and self._config.per_group:
+            return (await self._submit(Task(name, [item], grouped=True)))[0]
         return await self._judge_part(name, item)
 
     async def judge_group(self, samples: Sequence[Sample]) -> list[Outcome]:
         """The outcomes for all answers to a prompt, in their order.
 
-        With `per_group` the function sees them in one call; otherwise each is judged by itself.
+        With `per_group` the function sees them in one call, but those whose sample or row names
+        another reward; otherwise each is judged by itself.
         """
-        if not self._config.per_group or self._config.function is None or not samples:
+        function = self._config.function if self._config.per_group else None
+        together = [] if function is None else [s for s in samples if _named_reward(s) is None]
+        if function is None or not together:
             return list(await asyncio.gather(*(self.judge(sample) for sample in samples)))
-        inputs = [RewardInput.from_sample(sample) for sample in samples]
-        return await self._submit(Task(self._config.function, inputs, grouped=True))
+        inputs = [RewardInput.from_sample(sample) for sample in together]
+        grouped, *others = await asyncio.gather(
+            self._submit(Task(function, inputs, grouped=True)),
+            *(self._judge_named(sample) for sample in samples if _named_reward(sample) is not None),
+        )
+        queues = iter(grouped), itertools.chain.from_iterable(others)
+        return [next(queues[_named_reward(sample) is not None]) for sample in samples]
+
+    async def _judge_named(self, sample: Sample) -> list[Outcome]:
+        return [await self.judge(sample)]
 
     def worker_process_ids(self) -> list[int]:
         """Ids of the running worker processes, for telemetry."""
@@ -165,3 +176,8 @@ class Judge:
 
             self._remote = RemoteReward(self._config)
         return self._remote
+
+
+def _named_reward(sample: Sample) -> object:
+    """The reward that a sample or its row asks for; None when the run's applies."""
+    return sample.reward_function or sample.metadata.get("reward_type")

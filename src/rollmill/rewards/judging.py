@@ -12,6 +12,9 @@ from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.outcome import MAX_DETAIL_CHARS, Outcome, OutcomeKind
 from rollmill.sample import Reward
 
+CANCEL_S = 0.5
+"""Time that a cancelled coroutine has to tidy up."""
+
 
 def judge_with(grader: Grader, item: RewardInput) -> Outcome:
     """The outcome of a built-in grader. Never raises (save MemoryError, which ends a worker).
@@ -51,19 +54,27 @@ def call_function(function: CustomReward, inputs: Sequence[RewardInput]) -> list
 
 async def call_coroutine_function(
     function: CustomReward, inputs: Sequence[RewardInput], timeout_s: float
-) -> list[Outcome]:
-    """`call_function` for a coroutine function, with its time limit."""
+) -> tuple[list[Outcome], bool]:
+    """`call_function` for a coroutine function, with its time limit; and whether it has ended.
+
+    A coroutine that does not let itself be cancelled (a bare `except:` around its waiting) is left
+    to itself: the outcome does not wait for it.
+    """
     start = time.perf_counter()
+    call = asyncio.ensure_future(function.call_async(inputs))
+    await asyncio.wait((call,), timeout=timeout_s)
+    if not call.done():
+        call.cancel()
+        await asyncio.wait((call,), timeout=CANCEL_S)
+        detail = f"passed the time limit of {timeout_s:g} s"
+        timed_out = _outcome(OutcomeKind.TIMEOUT, None, None, detail, start)
+        return [timed_out] * len(inputs), call.done()
     try:
-        async with asyncio.timeout(timeout_s):
-            rewards = await function.call_async(inputs)
-    except TimeoutError as error:
-        elapsed = time.perf_counter() - start
-        kind = OutcomeKind.TIMEOUT if elapsed >= timeout_s else OutcomeKind.ERROR
-        return [_outcome(kind, None, None, _told(error), start) for _ in inputs]
-    except Exception as error:  # noqa: BLE001  (policy above)
-        return [_outcome(OutcomeKind.ERROR, None, None, _told(error), start) for _ in inputs]
-    return [_function_outcome(reward, start) for reward in rewards]
+        rewards = call.result()
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (as in call_function)
+        told = _told(error)
+        return [_outcome(OutcomeKind.ERROR, None, None, told, start) for _ in inputs], True
+    return [_function_outcome(reward, start) for reward in rewards], True
 
 
 def _function_outcome(reward: Reward | None, start: float) -> Outcome:

@@ -62,20 +62,27 @@ def worst_reward(name: str | None) -> float:
     return -1.0 if name is not None and name.removeprefix("boxed_") == "dapo" else 0.0
 
 
+def _worst_of(config: RewardConfig, name: str | None) -> float:
+    """What a wrong answer gets; from the weighted sum of `weights` when no reward is named."""
+    if name is None:
+        return sum(weight * worst_reward(part) for part, weight in config.weights.items())
+    return worst_reward(name)
+
+
 def number_of(outcome: Outcome, config: RewardConfig, name: str | None) -> Reward | None:
     """The reward that the configuration gives an outcome of the reward `name`.
 
-    None asks for the sample to fail.
+    `name` None is the run's weighted sum. None asks for the sample to fail.
     """
     match outcome.kind:
         case OutcomeKind.VALUE:
             return outcome.reward
         case OutcomeKind.INVALID:
             given = config.invalid_reward
-            return worst_reward(name) if given is None else given
+            return _worst_of(config, name) if given is None else given
         case OutcomeKind.TIMEOUT:
             given = config.timeout_reward
-            return worst_reward(name) if given is None else given
+            return _worst_of(config, name) if given is None else given
         case OutcomeKind.ERROR:
             return config.error_reward
 
@@ -89,7 +96,7 @@ def apply_outcome(sample: Sample, outcome: Outcome, config: RewardConfig) -> Non
     sample.reward_outcome = outcome.kind.value
     sample.reward_detail = outcome.detail if outcome.extracted is None else _shown(outcome)
     name = sample.reward_function or sample.metadata.get("reward_type") or config.type
-    reward = number_of(outcome, config, str(name))
+    reward = number_of(outcome, config, None if name is None else str(name))
     if reward is None:
         sample.reward = None
         sample.fail(f"reward: {outcome.detail or 'grading failed'}")

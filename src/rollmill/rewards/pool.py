@@ -66,11 +66,17 @@ class WorkerPool:
             RollmillError: a grader cannot be loaded, or a worker cannot be started.
         """
         try:
-            ready = await asyncio.gather(*(slot.start() for slot in self._slots))
+            # All must have started or failed before they can be closed.
+            ready = await asyncio.gather(
+                *(slot.start() for slot in self._slots), return_exceptions=True
+            )
+            for one in ready:
+                if isinstance(one, BaseException):
+                    raise one
+                self._concurrent = self._concurrent.union(one)
         except BaseException:
             await self.close()
             raise
-        self._concurrent = frozenset(ready[0])
 
     async def submit(self, task: Task) -> list[Outcome]:
         """The outcomes of a task, one per answer in it.
@@ -112,8 +118,8 @@ class WorkerPool:
     def on_lost(self, slot: Slot) -> None:
         """A worker died as a whole: its tasks go back to the front of the queue."""
         for number in sorted(slot.outstanding, reverse=True):
-            entry = self._held.pop(number)
-            if entry.future.done():
+            entry = self._held.pop(number, None)
+            if entry is None or entry.future.done():
                 continue
             if entry.deliveries >= MAX_DELIVERIES:
                 lost = Outcome.error("the reward worker died while it held this answer")
@@ -167,10 +173,15 @@ class WorkerPool:
             if len(slot.outstanding) >= limit:
                 break
             self._queue.popleft()
+            try:
+                body = encode_task(entry.task)
+            except Exception as error:  # noqa: BLE001  (policy: this answer's error, not the pool's)
+                unsent = Outcome.error(f"the label or metadata cannot be sent: {error!r}")
+                entry.future.set_result([unsent] * len(entry.task.inputs))
+                continue
             entry.deliveries += 1
             self._held[entry.number] = entry
             slot.outstanding.add(entry.number)
-            body = encode_task(entry.task)
             num_bytes += len(body)
             chunk.append(Envelope(entry.number, len(entry.task.inputs), msgspec.Raw(body)))
         return chunk

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 IDLE = -1
 OVERLAPPING = -2
 STARTING = -3
+RECYCLING = -4
 
 PATIENCE = 10.0
 WALL = -1.0
@@ -32,7 +33,7 @@ class Progress:
     """A snapshot.
 
     Attributes:
-        number: task number, or IDLE, OVERLAPPING, STARTING.
+        number: task number, or IDLE, OVERLAPPING, STARTING, RECYCLING.
         began: monotonic time of its begin.
         limit_s: how long it may take.
         processor_began: processor time of the process at the begin; WALL when wall time counts.
@@ -45,7 +46,7 @@ class Progress:
 
     def seconds_left(self, process_id: int) -> float | None:
         """Time until the limit may pass, at most 0 when it has; None while idle."""
-        if self.number == IDLE:
+        if self.number in (IDLE, RECYCLING):
             return None
         elapsed = time.monotonic() - self.began
         if self.processor_began == WALL or elapsed < self.limit_s:
@@ -68,6 +69,10 @@ class SharedProgress:
         """From now on, `number` runs and may take `limit_s`."""
         began = time.process_time() if is_processor_time else WALL
         _LAYOUT.pack_into(self._page, 0, number, time.monotonic(), limit_s, began)
+
+    def detach(self) -> None:
+        """Write to a page of one's own from now on."""
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
 
     def get(self) -> Progress:
         """The current entry."""

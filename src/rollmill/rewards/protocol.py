@@ -101,21 +101,23 @@ def encode(message: Any) -> bytes:
 def encode_task(task: Task) -> bytes:
     """A task, whatever Python values its label and metadata hold."""
     try:
-        return _encoder.encode(task)
+        if all(isinstance(key, str) for item in task.inputs for key in item.metadata):
+            return _encoder.encode(task)
     except (OverflowError, TypeError, UnicodeEncodeError, ValueError, RecursionError):
-        inputs = [
-            RewardInput(
-                prompt=plain(item.prompt),
-                response=plain(item.response),
-                label=plain(item.label),
-                metadata={str(key): plain(value) for key, value in item.metadata.items()},
-                status=item.status,
-                response_length=item.response_length,
-                index=item.index,
-            )
-            for item in task.inputs
-        ]
-        return _encoder.encode(Task(task.grader, inputs, task.grouped))
+        pass
+    inputs = [
+        RewardInput(
+            prompt=plain(item.prompt),
+            response=plain(item.response),
+            label=plain(item.label),
+            metadata={str(key): plain(value) for key, value in item.metadata.items()},
+            status=item.status,
+            response_length=item.response_length,
+            index=item.index,
+        )
+        for item in task.inputs
+    ]
+    return _encoder.encode(Task(task.grader, inputs, task.grouped))
 
 
 def plain(value: Any, depth: int = 0, *, big_ints_as_text: bool = False) -> Any:
@@ -128,8 +130,10 @@ def plain(value: Any, depth: int = 0, *, big_ints_as_text: bool = False) -> Any:
     def inside(part: Any) -> Any:
         return plain(part, depth + 1, big_ints_as_text=big_ints_as_text)
 
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        return float(value)  # numpy's is one too, but not to the encoder
     if depth > 100:
         return "…"
     if isinstance(value, int):

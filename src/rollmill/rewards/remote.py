@@ -165,12 +165,16 @@ class RemoteReward:
     async def _post_once(self, data: bytes) -> Any:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._params.max_connections)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._params.headers)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                headers=self._params.headers,
+                timeout=aiohttp.ClientTimeout(total=None),  # `timeout_s` is the limit
+            )
         headers = {"Content-Type": "application/json"}
         url = self._params.url
         try:
             async with self._session.post(url, data=data, headers=headers) as response:
-                raw = await response.content.read(MAX_ANSWER_BYTES)
+                raw = await _body(response, url)
                 if response.status in _RETRIED:
                     raise _Retry(f"{url} answered {response.status} after all tries")
                 if response.status != 200:
@@ -182,6 +186,16 @@ class RemoteReward:
             return orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise _BadAnswer(f"expected JSON from {url}, found {raw[:200]!r}") from error
+
+
+async def _body(response: aiohttp.ClientResponse, url: str) -> bytes:
+    """The whole answer, in however many pieces it comes."""
+    raw = bytearray()
+    async for piece in response.content.iter_any():
+        raw += piece
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise _BadAnswer(f"{url} answered more than {MAX_ANSWER_BYTES >> 20} MiB")
+    return bytes(raw)
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

@@ -10,6 +10,8 @@ import socket
 import sys
 from typing import Protocol
 
+import msgspec
+
 from rollmill import errors
 from rollmill.errors import RewardError, RollmillError
 from rollmill.rewards.protocol import (
@@ -154,7 +156,8 @@ class Slot:
                 return
 
     async def _read_until_lost(self) -> None:
-        with contextlib.suppress(ConnectionError):
+        # What cannot be read is as good as lost: the worker is replaced.
+        with contextlib.suppress(ConnectionError, ValueError, msgspec.DecodeError):
             while data := await self._reader.read(READ_BYTES):
                 for frame in self._frames.feed(data):
                     message = decode_from_worker(frame)

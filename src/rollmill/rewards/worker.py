@@ -11,6 +11,7 @@ It ends by itself when the run is gone (its socket closes), and takes its forks 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
 import signal
@@ -20,7 +21,7 @@ import time
 
 from rollmill.rewards.outcome import Outcome, OutcomeKind
 from rollmill.rewards.process import READ_BYTES, Closable, GradingProcess
-from rollmill.rewards.progress import OVERLAPPING, STARTING, Progress
+from rollmill.rewards.progress import IDLE, OVERLAPPING, STARTING, Progress
 from rollmill.rewards.protocol import (
     Batch,
     Envelope,
@@ -188,7 +189,12 @@ class Worker:
             self._failed_starts += 1
         elif progress.number >= 0 and not has_moved_on:
             self._report_culprit(progress, overdue is not None, status)
-        elif progress.number == OVERLAPPING:
+        elif progress.number in (OVERLAPPING, IDLE):
+            # Idle: an answer that was graded kept its results from being sent. Which one, shows
+            # when they are graded one at a time.
+            if self._is_alone:
+                suspect = dataclasses.replace(progress, number=self._sent_alone)
+                self._report_culprit(suspect, False, status)
             self._is_alone = True
         if self._failed_starts >= MAX_FAILED_STARTS:
             self._is_done = True
