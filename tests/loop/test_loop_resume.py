@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from rollmill.cli_process import SAME_REQUEST_S
 from rollmill.data.ledger import State
 from rollmill.data.ledger_report import read_report
@@ -114,8 +116,9 @@ def test_a_run_that_is_told_to_stop_leaves_the_evaluation_to_the_one_that_goes_o
 
 
 def test_a_terminal_that_goes_away_ends_the_run_after_the_step_with_a_checkpoint(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # no live line: nobody reads here, and little has room
     config = write_tiny_run(tmp_path, **{**SMALL, "run__num_steps": 400, "run__save_every": 0})
     run = tmp_path / "run"
     terminal, theirs = pty.openpty()
