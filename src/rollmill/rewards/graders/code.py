@@ -14,6 +14,7 @@ import ast
 import json
 import re
 import secrets
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from rollmill.rewards.sandbox.run import (
 )
 
 _FENCE = re.compile(
-    r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
+    r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t\r]*$", re.DOTALL | re.MULTILINE
 )
 _PYTHON = ("python", "python3", "py", "")
 
@@ -125,7 +126,7 @@ class CodeGrader:
 def extract_program(response: str) -> str | None:
     """The program in a response; None when there is none."""
     blocks = [
-        (language.lower(), code)
+        (language.lower(), textwrap.dedent(code))  # a block of a list is indented as a whole
         for language, code in _FENCE.findall(response)
         if language.lower() in _PYTHON
     ]

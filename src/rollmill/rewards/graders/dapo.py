@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from pydantic import Field
+
 from rollmill.rewards.graders.base import Params, Score
 from rollmill.rewards.graders.math import math_score
 from rollmill.rewards.inputs import RewardInput
@@ -18,7 +20,7 @@ _ANSWER = re.compile(r"answer\s*[*_]*\s*[:：]\s*[*_]*[ \t]*(?=\S)", re.IGNORECA
 class DapoParams(Params):
     """Settings of `dapo`."""
 
-    tail_chars: int = 300
+    tail_chars: int = Field(300, ge=1)
     """The answer must stand within this many last characters."""
 
 

@@ -15,7 +15,8 @@ from rollmill.rewards.graders.base import Params, Score, label_texts
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.mathematics.extract import after_thinking
 
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:[-/:.,]\d+)*|\.\d+)(?!\w)")
+_NUMBER = re.compile(r"(?:(?<![\w.])[-+])?\d+(?:[-/:.,]\d+)*|(?<![\w.])[-+]?\.\d+")
+"""With what is written to it it stays one token: `3.5km`, `1.5M`, `v2.0`."""
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _ARTICLES = frozenset(("a", "an", "the"))
 _EXACT = frozenset(("yes", "no", "noanswer"))

@@ -14,14 +14,17 @@ from typing import Any
 from rollmill.rewards.graders.base import GradingError, Params, Score, label_text
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.mathematics.clean import as_words, clean
-from rollmill.rewards.mathematics.extract import after_thinking, last_boxed
+from rollmill.rewards.mathematics.extract import after_thinking, last_boxed, tagged_answer
 
 _OPEN, _CLOSE = r"[*_`\"'({\[$\\]*\s*(?:\\?text(?:bf)?\{)?[({\[]?\s*", r"(?![\w'’])"
 _CLOSE_LOWER = r"(?=[)}\]*_`]|\s*[.!,;:)]|\s*$)"
 """After a small letter: what could not follow the article."""
 _BEFORE_LETTER = (
-    r"(?:^|[.:=→,]|\b(?:is|be|so|thus|hence|therefore|say|with|option|choice)|[是为选])\s*[\W_]*$"
+    r"(?:^|[.:：=→,]|\b(?:is|be|so|thus|hence|therefore|say|with|option|choice)|[是为选])\s*[\W_]*$"
 )
+_DENIAL = re.compile(r"(?:\b(?:can)?not|n['’]t|\bnor|\bnever)\b", re.IGNORECASE)
+_IN_WORD = r"[^\W\u4e00-\u9fff]"
+"""A letter or digit that the next one would make a word with; Chinese has no spaces."""
 _LEAD = (
     r"(?:answer|option|choice|selection)(?:\s+(?:choice|option))?"
     r"(?:\s+(?:here|to\s+[^.\n]{1,60}?|for\s+[^.\n]{1,60}?))?"
@@ -55,7 +58,8 @@ class GpqaGrader:
 
     def extract(self, item: RewardInput) -> str | None:
         """The letter, or the option's text that the response ends on."""
-        return committed_choice(after_thinking(item.response), options_of(item))
+        answer = after_thinking(item.response)
+        return committed_choice(tagged_answer(answer) or answer, options_of(item))
 
     def score(self, answer: str, item: RewardInput) -> Score | None:
         """Compare with the right letter; an answer that is no option is invalid."""
@@ -101,7 +105,7 @@ def right_letter(item: RewardInput, options: Options) -> str | None:
     label = given if given is not None else item.label
     if isinstance(label, bool) or label is None or label == "":
         raise GradingError(f"expected the label to name an option, found {label!r}")
-    if isinstance(label, int):
+    if isinstance(label, int) and str(label) not in options.letters:
         if not 0 <= label < len(options.letters):
             raise GradingError(f"expected an option's index, found {label} of {options.letters}")
         return options.letters[label]
@@ -209,10 +213,12 @@ def _only_letter(line: str, options: Options) -> str | None:
     sentence = re.split(r"(?<=[.!?])\s+(?=\S)", line.strip())[-1]
     found = {
         match.group(): sentence[: match.start()]
-        for match in re.finditer(rf"(?<![\w'’]){_standing(options)}(?![\w'’])", sentence)
+        for match in re.finditer(
+            rf"(?<!{_IN_WORD})(?<!['’]){_standing(options)}(?!{_IN_WORD}|['’])", sentence
+        )
         if not _is_english(match.group(), sentence[match.end() :])
     }
-    if len(found) != 1 or re.search(r"\b(?:not|n't|nor)\b", sentence):
+    if len(found) != 1 or _DENIAL.search(sentence):
         return None
     letter, before = found.popitem()
     return letter if re.search(_BEFORE_LETTER, before, re.IGNORECASE) else None

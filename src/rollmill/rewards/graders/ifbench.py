@@ -37,9 +37,9 @@ class IfbenchGrader:
 
     def score(self, answer: str, item: RewardInput) -> Score | None:
         """Check each instruction."""
-        followed = {name: _follows(name, answer, given) for name, given in _instructions(item)}
-        share = sum(followed.values()) / len(followed)
-        missed = [name for name, is_followed in followed.items() if not is_followed]
+        instructions = _instructions(item)  # the same one may come twice, with other arguments
+        missed = [name for name, given in instructions if not _follows(name, answer, given)]
+        share = 1 - len(missed) / len(instructions)
         detail = f"not followed: {', '.join(missed)}" if missed else None
         reward = share if self._params.partial_credit else float(not missed)
         return Score(reward, detail, extracted=answer[:200])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rollmill.rewards.graders.base import GradingError, Params, Score, label_texts
 from rollmill.rewards.inputs import RewardInput
 from rollmill.rewards.mathematics.equal import answers_equal
-from rollmill.rewards.mathematics.extract import boxes, final_answer, last_boxed
+from rollmill.rewards.mathematics.extract import after_thinking, boxes, final_answer, last_boxed
 
 
 class MathParams(Params):
@@ -24,7 +24,7 @@ class MathGrader:
     def extract(self, item: RewardInput) -> str | None:
         """The content of the last box, else the final answer in words."""
         if self._params.require_box:
-            content = last_boxed(item.response)
+            content = last_boxed(after_thinking(item.response))
             return content if content is not None and content.strip() else None
         return final_answer(item.response)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
+from pydantic import Field
+
 from rollmill.rewards.graders.base import Params, Score
 from rollmill.rewards.inputs import RewardInput
 
@@ -15,7 +17,7 @@ from rollmill.rewards.inputs import RewardInput
 class RandomParams(Params):
     """Settings of `random`."""
 
-    probability: float = 0.5
+    probability: float = Field(0.5, ge=0, le=1)
     """Chance of a 1."""
 
 

@@ -61,7 +61,7 @@ _DROP = re.compile(
 )
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|rm|bf|mbox|hbox"
-    r"|operatorname)\s*\*?\{((?:[^{}]|\{[^{}]*\})*)\}"
+    r"|operatorname|boldsymbol|bm|emph|underline)\s*\*?\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)")
@@ -69,14 +69,21 @@ _SHORT_FRACTION = re.compile(
     r"\\frac\s*(\d|[a-zA-Z](?![a-zA-Z])|\{[^{}]*\})\s*(\d|[a-zA-Z](?![a-zA-Z])|\{[^{}]*\})"
 )
 _SHORT_ROOT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
-_MODULO = re.compile(r"\s*\(?\\[pb]?mod(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*\)?")
+_MODULO = re.compile(r"\(?\\[pb]?mod(?![a-zA-Z])\s*\{?\s*(\w+)\s*\}?\s*\)?")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-zA-Z])|\\circ(?![a-zA-Z])")
-_MARKDOWN = re.compile(r"(?<!\\)(\*\*|__|`+)(.+?)\1")
+_MARKDOWN = re.compile(r"(?<!\\)(?:(\*\*|__)(.+?)\1|(?<!`)(`{1,3})(?!`)([^`]+)\3(?!`))")
 _SPACES = re.compile(r"\s+")
 _LATEX_SPACES = re.compile(r"(?<!\\)\\[,;:! ]|~")
 _FONT = re.compile(r"\{\\(?:bf|rm|it|sf|tt|em|cal)\s+([^{}]*)\}")
+_UNSEEN = re.compile(
+    r"\\(?:(?:text)?color\s*\{[^{}]*\}|h?phantom\s*\{[^{}]*\}"
+    r"|(?:bf|rm|it|sf|tt|em|bfseries|large|Large)(?![a-zA-Z])\s*(?!\{))"
+)
+"""Colours, fonts that are switched on, and what only takes room."""
 _THIN_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|\\,|'|_)(?=\d{3}(?!\d))")
-_SEGMENT = re.compile(r"\\(?:vec|overrightarrow)\s*\{(\w+)\}|\\overline\s*\{([A-Z]{2})\}")
+_SEGMENT = re.compile(
+    r"\\(?:vec|overrightarrow)\s*(?:\{(\w+)\}|(?<=\s)(\w))|\\overline\s*\{([A-Z]{2})\}"
+)
 _BLACKBOARD = re.compile(r"\\mathbb\s*([A-Z])")
 _NAMES = {
     r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\not=": r"\neq", r"\not =": r"\neq",
@@ -134,7 +141,7 @@ def _plain_character(character: str) -> str:
 
 def _undressed(text: str) -> str:
     """Math delimiters and markdown taken off; `\\$` becomes a plain `$`, meaning dollars."""
-    text = _MARKDOWN.sub(r"\2", text)
+    text = _MARKDOWN.sub(lambda m: m[2] or m[4], text)
     for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
         text = text.replace(opening, " ").replace(closing, " ")
     bare = text.replace(r"\$", "")
@@ -146,7 +153,7 @@ def _undressed(text: str) -> str:
 def _plain_latex(text: str) -> str:
     if "\\" in text:
         text = _THIN_THOUSANDS.sub("", text)
-        text = _FONT.sub(r"\1", _DROP.sub("", text))
+        text = _UNSEEN.sub("", _FONT.sub(r"\1", _DROP.sub("", text)))
         text = _LATEX_SPACES.sub(" ", text)
         text = _FRACTION.sub(r"\\frac", text)
         for _ in range(3):  # \text inside \text
@@ -158,7 +165,7 @@ def _plain_latex(text: str) -> str:
         text = _MODULO.sub(r" (mod \1)", text)
         text = _ESCAPED.sub(r"\1", text)
         text = _NAME.sub(lambda m: _NAMES[m.group()], text)
-        text = _SEGMENT.sub(lambda m: m[1] or m[2], text)
+        text = _SEGMENT.sub(lambda m: m[1] or m[2] or m[3], text)
         text = _BLACKBOARD.sub(r"\\mathbb{\1}", text)
     else:
         text = _THIN_THOUSANDS.sub("", text)
@@ -170,7 +177,7 @@ def _braced(argument: str) -> str:
 
 
 def _without_final_stop(text: str) -> str:
-    while text and text[-1] in ".,;:" and not text.endswith("..."):
+    while text and text[-1] in ".,;:\\" and not text.endswith("..."):
         text = text[:-1].rstrip()
     return text
 

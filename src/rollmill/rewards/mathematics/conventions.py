@@ -30,9 +30,9 @@ _SAME_WORDS = {
     "does not exist": "dne",
 }
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer):?\s+)?\(?\s*([a-zA-Z])\s*\)?[.:]?")
-_CHOICE_AND_TEXT = re.compile(r"\(\s*([A-J])\s*\)\s+(\S.*)")
+_CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])(?:\)|[.:](?=\s)))\s*(\S.*)", re.DOTALL)
 _LOOSE_SPACE = re.compile(r"(?<![0-9a-zA-Z]) | (?![0-9a-zA-Z])")
-_BASE = re.compile(r"(\d[0-9a-zA-Z]*)\s*_\{?\s*(\d+)\s*\}?")
+_BASE = re.compile(r"\(?(\d[0-9a-zA-Z]*)\)?\s*_\{?\s*(\d+)\s*\}?")
 _CLOCK = re.compile(r"(\d{1,2})(:[0-5]\d)?\s*([aApP])\.?[mM]\.?")
 _TUPLE_ASSIGNMENT = re.compile(
     r"(\([a-zA-Z](?:_\{?\w\}?)?(?:,\s*[a-zA-Z](?:_\{?\w\}?)?)+\))\s*=\s*(\(.*\))", re.DOTALL
@@ -63,7 +63,7 @@ def choices_or_bases_equal(left: str, right: str) -> bool | None:
     for letter, other in ((choices[0], right), (choices[1], left)):
         labelled = _CHOICE_AND_TEXT.fullmatch(other)
         if letter is not None and labelled is not None:
-            return letter.group(1).upper() == labelled.group(1)
+            return letter.group(1).upper() == (labelled[1] or labelled[2])
     bases = _BASE.fullmatch(left), _BASE.fullmatch(right)
     if bases[0] is not None and bases[1] is not None:
         return bases[0].groups() == bases[1].groups()
@@ -71,6 +71,14 @@ def choices_or_bases_equal(left: str, right: str) -> bool | None:
     if based is None or not bare.isdigit():
         return None
     return based.group(1) == bare
+
+
+def option_texts(left: str, right: str) -> tuple[str, str] | None:
+    """The two answers without the letter of an option, when only one has it: `(C) 5` and `5`."""
+    first, second = _CHOICE_AND_TEXT.fullmatch(left), _CHOICE_AND_TEXT.fullmatch(right)
+    if (first is None) == (second is None):
+        return None
+    return (first[3] if first else left), (second[3] if second else right)
 
 
 def named_tuples(left: str, right: str) -> tuple[Node, Node] | None:

@@ -15,6 +15,7 @@ from rollmill.rewards.mathematics.conventions import (
     canonical,
     choices_or_bases_equal,
     named_tuples,
+    option_texts,
     without_extras,
 )
 from rollmill.rewards.mathematics.latex import has_trigonometry, is_text
@@ -27,16 +28,22 @@ from rollmill.rewards.mathematics.structure import Many, Node, Scalar, parse
 from rollmill.rewards.mathematics.units import find_unit
 
 _GENERIC_UNIT = re.compile(
-    r"(.*\S)\s+(?:(?:square|sq\.?|cubic|cu\.?)\s+)?units?(?:\s*\^\s*\{?[23]\}?)?"
+    r"(.*?\S)\s+(?:(?:square|sq\.?|cubic|cu\.?)\s+)?units?(?:\s*\^\s*\{?[23]\}?)?"
 )
 _ASSIGNMENT = re.compile(
     r"([a-zA-Z](?:_\{?\w+\}?)?'?(?:\((?:[a-zA-Z,\s]+|[-\d.,\s]+)\))?|[A-Z]{2,4}"
-    r"|m?\\angle\s*[A-Z]{1,4}|\\[a-z]+(?:\s[a-zA-Z])?)\s*"
+    r"|m?\\angle\s*[A-Z]{1,4}|\\[a-z]+(?:\s[a-zA-Z]|\s*\\[a-z]+)?|\|[A-Z]{2}\|"
+    r"|[A-Z]\([^()]+\)|[A-Z]\[[^\[\]]+\]|\\frac\{d[a-zA-Z]?\}\{d[a-zA-Z]\}"
+    r"|[a-zA-Z]{3,}(?:\s[a-zA-Z]+){0,4})\s*"
     r"(?:=|\\approx(?![a-zA-Z]))\s*([^=<>]+)"
 )
-_TRAILING_UNIT = re.compile(r"^(.*?[)}\]\d])\s+((?:[a-zA-Z]|°|/|\s|\^\{?-?\d\}?)+)$", re.DOTALL)
+_TRAILING_UNIT = re.compile(
+    r"^(.*?(?:[)}\]\d]\s|\\pi\s|[a-zA-Z]\s(?=\s*[a-zA-Z]{2})))\s*"
+    r"((?:[a-zA-Z]|°|/|\s|\^\s*\{?-?\d\}?)+)$",
+    re.DOTALL,
+)
 _LEADING_APPROX = re.compile(
-    r"^(?:(?:\\approx(?![a-zA-Z])|(?:about|around|approximately|roughly)(?=\s+\S*\d))\s*)+",
+    r"^(?:(?:\\approx(?![a-zA-Z])|(?:about|around|approximately|roughly)(?=\s+\S*\d)|~|\\sim(?![a-zA-Z]))\s*)+",
     re.IGNORECASE,
 )
 _HAS_RELATION = re.compile(r"[=<>]|\\(?:leq|geq|neq|lt|gt|in)(?![a-zA-Z])")
@@ -59,6 +66,9 @@ def _equal(left: str, right: str) -> bool:
     verdict = choices_or_bases_equal(left, right)
     if verdict is not None:
         return verdict
+    texts = option_texts(left, right)
+    if texts is not None:
+        return _equal(*texts)
     named = named_tuples(left, right)
     if named is not None:
         return _nodes_equal(*named)

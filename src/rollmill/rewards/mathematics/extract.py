@@ -1,8 +1,8 @@
 """Finding the answer that a response commits to.
 
-In order: the last closed `\\boxed{}` or `\\fbox{}`; the last `#### x`; the last "answer is …" or
-"Answer: …"; the formula or number at the end. A response that is nothing but an answer is that
-answer. Every scan is linear in the length of the response.
+In order: the last closed `\\boxed{}` or `\\fbox{}`; the last `<answer>x</answer>`; the last
+`#### x`; the last "answer is …" or "Answer: …"; the formula or number at the end. A response that
+is nothing but an answer is that answer. Every scan is linear in the length of the response.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BETWEEN_BOXES = re.compile(
 )
 _HASHES = re.compile(r"^#{4,}[ \t]*(\S.*)$", re.MULTILINE)
 _ANCHOR = re.compile(
-    r"\banswers?\b[ \t*_]*(?:\([^()\n]{0,40}\)[ \t*_]*)?"
-    r"(?:(?:is|are|equals|to[^\n.:=]{1,60}?is)\b[ \t]*:?|[:=])[ \t*_]*",
+    r"(?:\banswers?\b|\b(?:solutions|roots)(?=\s+are\b))[ \t*_]*(?:\([^()\n]{0,40}\)[ \t*_]*)?"
+    r"(?:(?:is|are|equals|to[^\n.:=]{1,60}?is)\b[ \t]*:?|[:=])(?![ \t*_]*not\b)[ \t*_]*",
     re.IGNORECASE,
 )
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -35,6 +35,7 @@ _SENTENCE_END = re.compile(
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 _MATH_WORDS = frozenset(["sqrt", "sin", "cos", "tan", "log", "exp", "and", "pmod", "mod", "frac"])
+_CONNECTIVE = re.compile(r"^(?:so|thus|hence|therefore|then)\b[\s,:]*", re.IGNORECASE)
 _THINK_END = "</think>"
 
 
@@ -80,7 +81,11 @@ def boxes(text: str) -> list[Box]:
 
 def _add_unbraced(text: str, token: re.Match[str], found: list[Box], *, is_inner: bool) -> None:
     content = _UNBRACED.match(text, token.end())
-    if content is not None and not is_inner and token.group()[-1].isspace():
+    if (
+        content is not None
+        and not is_inner
+        and (token.group()[-1].isspace() or content.group()[0].isdigit())
+    ):
         found.append(Box(token.start(), content.end(), content.group()))
 
 
@@ -113,7 +118,10 @@ def final_answer(response: str) -> str | None:
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed if boxed.strip() else None
-    tail = text[-MAX_TAIL_CHARS:]
+    tagged = tagged_answer(text)
+    if tagged is not None and "\n" not in tagged:
+        return tagged
+    tail = (tagged or text)[-MAX_TAIL_CHARS:]
     if _cut_box(text):
         tail = tail.rpartition("\\boxed")[0]
     searches = [_after_hashes, _after_anchor, _at_the_end]
@@ -122,6 +130,13 @@ def final_answer(response: str) -> str | None:
         if answer is not None:
             return answer
     return None
+
+
+def tagged_answer(text: str) -> str | None:
+    """The content of the last `<answer>…</answer>`; None when there is none."""
+    head, closing, _ = text.rpartition("</answer>")
+    _, opening, content = head.rpartition("<answer>")
+    return (content.strip() or None) if closing and opening else None
 
 
 def _cut_box(text: str) -> bool:
@@ -165,7 +180,7 @@ def _at_the_end(text: str) -> str | None:
     display = next(iter(deque(_MATH.finditer(text), maxlen=1)), None)
     if display is not None and not text[display.end() :].strip(" \n.*_"):
         return _last_formulas(lines[-1]) or _formula(display)
-    last = lines[-1].strip("*_` ")
+    last = _CONNECTIVE.sub("", lines[-1].strip("*_` "))
     if is_bare(last):
         return last or None
     if display is not None and display.start() >= text.rfind(lines[-1]):

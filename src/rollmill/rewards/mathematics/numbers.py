@@ -33,9 +33,13 @@ _E_POWER = re.compile(r"[eE]([-+]?\d+)(?![\d.])")
 _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\overline|\\bar|\\dot)\s*\{?(\d+)\}?|(\d*)\.(\d*)\((\d+)\)"
 )
+_GOING_ON = re.compile(
+    r"(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))"
+)
+"""`0.1666...`: digits that have come again often enough to be the period."""
 _SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SIGN = re.compile(r"\s*([-+])\s*")
-_CURRENCY = re.compile(r"(?:US|A|C|CA|AU)?([$€£¥₹])\s?|(USD|EUR|GBP)\s")
+_CURRENCY = re.compile(r"(?:US|A|C|CA|AU)?([$€£¥₹])\s?|(USD|EUR|GBP|Rs(?=\.?\s))\.?\s")
 _WORDS = re.compile(r"(?:of )?[a-z]{3,}(?:[ -][a-z]+)*")
 _MATH_WORDS = """pi sqrt sin cos tan cot sec csc log ln exp mod and or infinity theta choose minus
 plus times over divided squared cubed not to from if when where root percent"""
@@ -124,6 +128,7 @@ def _number(text: str, position: int) -> tuple[Fraction, int] | None:
         (_LATEX_FRACTION, _fraction_value),
         (_PLAIN_FRACTION, _fraction_value),
         (_REPEATING, _repeating_value),
+        (_GOING_ON, _repeating_value),
         (_BARE_POWER_OF_TEN, _power_value),
     ):
         match = pattern.match(text, position)

@@ -14,6 +14,10 @@ _TIGHT_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL
 )
+_LINES = re.compile(
+    r"(?:\\\{\s*)?\\begin\{([rd]?cases|aligned|align\*?|gathered|split)\}(.*)\\end\{\1\}", re.DOTALL
+)
+_CONDITION = re.compile(r"^(?:if|for|when)(?![a-zA-Z])|,$")
 _BRACKETED_MATRIX = re.compile(
     r"[\[(]\s*(\\begin\{(matrix|array)\}.*\\end\{\2\})\s*[\])]", re.DOTALL
 )
@@ -79,6 +83,9 @@ def _parse(text: str, depth: int) -> Node:
     text = text.strip()
     if depth > 8:
         return Scalar(text)
+    lines = _LINES.fullmatch(text)
+    if lines is not None:
+        return _system(lines.group(2), depth)
     bracketed = _BRACKETED_MATRIX.fullmatch(text)
     if bracketed is not None:
         text = bracketed.group(1)
@@ -153,6 +160,18 @@ def _matrix(body: str, depth: int, factor: str = "") -> Node:
             for row in body.split("\\\\")
         ),
     )
+
+
+def _system(body: str, depth: int) -> Node:
+    """The lines of `cases` or `aligned`, in any order; the cells of a line (a value and its
+    condition) in theirs."""
+    nodes: list[Node] = []
+    for line in re.split(r"\\\\", re.sub(r"&\s*(?=[=<>])", "", body)):
+        cells = [_CONDITION.sub("", cell.strip()).strip() for cell in line.split("&")]
+        cells = [cell for cell in cells if cell]
+        parts = tuple(_parse(cell, depth + 1) for cell in cells)
+        nodes += parts if len(parts) < 2 else [Many("tuple", parts, "(", ")")]
+    return Many("list", tuple(nodes))
 
 
 def _multiplied(node: Node, factor: str) -> Node:

@@ -47,7 +47,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "euro eur €": ("euro", "1"),
     "gbp £": ("sterling", "1"),
     "yen ¥": ("yen", "1"),
-    "rupee ₹": ("rupee", "1"),
+    "rupee ₹ Rs": ("rupee", "1"),
     "° degree deg": ("angle", "1"),
     "rad radian": ("radian", "1"),
     "°C celsius": ("celsius", "1"),
@@ -63,7 +63,30 @@ _TABLE: dict[str, tuple[str, str]] = {
     "V volt": ("voltage", "1"),
     "A ampere amp": ("current", "1"),
     "Hz hertz": ("frequency", "1"),
+    "kHz kilohertz": ("frequency", "1000"),
+    "MHz megahertz": ("frequency", "1000000"),
+    "GHz gigahertz": ("frequency", "1000000000"),
     "Pa pascal": ("pressure", "1"),
+    "kPa kilopascal": ("pressure", "1000"),
+    "MPa megapascal": ("pressure", "1000000"),
+    "atm atmosphere": ("pressure", "101325"),
+    "eV electronvolt": ("energy", "1.602176634e-19"),
+    "keV": ("energy", "1.602176634e-16"),
+    "MeV": ("energy", "1.602176634e-13"),
+    "MJ megajoule": ("energy", "1000000"),
+    "MW megawatt": ("power", "1000000"),
+    "mW milliwatt": ("power", "1/1000"),
+    "kN kilonewton": ("force", "1000"),
+    "kV kilovolt": ("voltage", "1000"),
+    "mV millivolt": ("voltage", "1/1000"),
+    "mA milliampere milliamp": ("current", "1/1000"),
+    "ohm Ω": ("resistance", "1"),
+    "C coulomb": ("charge", "1"),
+    "T tesla": ("magnetism", "1"),
+    "nm nanometer nanometre": ("length", "1/1000000000"),
+    "μm micrometer micrometre micron": ("length", "1/1000000"),
+    "μs microsecond": ("time", "1/1000000"),
+    "ns nanosecond": ("time", "1/1000000000"),
     "mol mole": ("amount", "1"),
     "bit": ("information", "1"),
     "byte": ("information", "8"),
@@ -89,7 +112,7 @@ _UNITS: dict[str, Unit] = {
 }
 _PLURALS = {f"{name}s": unit for name, unit in _UNITS.items() if len(name) > 2}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_TOKEN = re.compile(r"[a-zA-Z]+|°[CF]?(?![a-zA-Z])|[$€£¥₹¢]|[/*·]|\\cdot|\^\{?(-?\d)\}?|\s+|\.")
+_TOKEN = re.compile(r"[a-zA-ZμΩ]+|°[CF]?(?![a-zA-Z])|[$€£¥₹¢]|[/*·]|\\cdot|\^\{?(-?\d)\}?|\s+|\.")
 
 
 def find_unit(text: str) -> Unit | None:
@@ -99,7 +122,7 @@ def find_unit(text: str) -> Unit | None:
     sign = last_sign = power = 1
     last: Unit | None = None
     position = 0
-    text = text.strip()
+    text = text.strip().replace(r"\Omega", "Ω").replace(r"\mu ", "μ")
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None:
