@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,21 +27,6 @@ def test_requests_enter_in_order_of_arrival() -> None:
         await asyncio.gather(*tasks)
         assert order == [0, 1, 2, 3, 4]
         assert gate.num_inside == 0
-
-    asyncio.run(main())
-
-
-def test_a_full_sub_limit_does_not_hold_up_others() -> None:
-    async def main() -> None:
-        gate = Admission(10)
-        gate.limit("eval", 1)
-        assert await gate.enter("eval")
-        waiting = asyncio.create_task(gate.enter("eval"))
-        await asyncio.sleep(0)
-        assert await gate.enter()  # passes the one that waits
-        assert not waiting.done()
-        gate.leave("eval")
-        assert await waiting
 
     asyncio.run(main())
 
@@ -73,16 +57,6 @@ def test_those_who_wait_can_be_sent_away() -> None:
     asyncio.run(main())
 
 
-def test_an_unknown_limit_is_an_error_that_names_the_known_ones() -> None:
-    async def main() -> None:
-        gate = Admission(1)
-        gate.limit("eval", 1)
-        with pytest.raises(ValueError, match=r"'evil'.*\['eval'\]"):
-            await gate.enter("evil")
-
-    asyncio.run(main())
-
-
 def test_one_cancelled_in_the_moment_of_admission_gives_its_place_back() -> None:
     async def main() -> None:
         gate = Admission(1)
@@ -98,29 +72,25 @@ def test_one_cancelled_in_the_moment_of_admission_gives_its_place_back() -> None
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
-def test_no_limit_is_ever_exceeded_and_no_place_is_lost(
-    maximum: int, eval_limit: int, seed: int
-) -> None:
+@given(st.integers(1, 4), st.integers(0, 2**32))
+def test_the_limit_is_never_exceeded_and_no_place_is_lost(maximum: int, seed: int) -> None:
     async def main() -> None:
         draw = random.Random(seed)
         gate = Admission(maximum)
-        gate.limit("eval", eval_limit)
 
-        async def visit(name: str | None) -> None:
-            if not await gate.enter(name):
+        async def visit() -> None:
+            if not await gate.enter():
                 return
             try:
                 assert gate.num_inside <= maximum
-                assert gate.inside("eval") <= eval_limit
                 for _ in range(draw.randrange(3)):
                     await asyncio.sleep(0)
             finally:
-                gate.leave(name)
+                gate.leave()
 
         tasks = []
         for _ in range(30):
-            tasks.append(asyncio.create_task(visit(draw.choice([None, "eval"]))))
+            tasks.append(asyncio.create_task(visit()))
             match draw.randrange(8):
                 case 0:
                     draw.choice(tasks).cancel()

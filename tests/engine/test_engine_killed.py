@@ -90,3 +90,38 @@ def test_tokens_of_a_killed_engine_are_kept_and_the_answer_is_the_undisturbed_on
             assert other.counters.prompt_tokens >= one.counters.prompt_tokens + LENGTH // 4
 
     asyncio.run(main())
+
+
+def test_an_engine_that_dies_while_its_memory_is_released_comes_back(tmp_path: Path) -> None:
+    config = EngineConfig(
+        health_interval_s=0.1,
+        embedded=EmbeddedEngineConfig(num_threads=1, device="cpu"),
+    )
+    model = write_random_model(tmp_path / "model", 0)
+
+    async def main() -> None:
+        pool = EnginePool(config, model_path=model, run_dir=tmp_path, context_length=256)
+        async with asyncio.timeout(200), pool:
+
+            async def until_ready() -> None:
+                while not pool.stats().num_ready:
+                    await asyncio.wait([asyncio.create_task(asyncio.sleep(0.01))])
+
+            await pool.release_memory(["kv_cache", "weights"])
+            (killed,) = pool.pids
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            while not pool.stats().num_engine_deaths:
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0.01))])
+            assert pool.pids == [None]
+            await pool.resume_memory(["weights"])
+            await until_ready()  # it was started with all its memory: there is none to take again
+            await pool.resume_memory(["kv_cache"])
+            result = await pool.generate("r", PROMPTS[0], sampling(0))
+            assert result.num_tokens == LENGTH
+            assert pool.stats().num_engine_deaths == 1
+            await pool.release_memory(["kv_cache", "weights"])
+            await pool.resume_memory(["kv_cache", "weights"])
+            assert pool.stats().num_ready == 1
+
+    asyncio.run(main())

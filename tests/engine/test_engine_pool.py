@@ -70,21 +70,6 @@ def test_concurrency_counts_requests_and_never_exceeds_the_limit(tmp_path: Path)
     run(Script(token_s=0.0002), tmp_path, body, max_concurrent_requests=4)
 
 
-def test_a_sub_limit_leaves_room_for_others(tmp_path: Path) -> None:
-    async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
-        pool.limit("eval", 2)
-        engines[0].hold()
-        evals = [ask(pool, f"e{i}", limit="eval") for i in range(10)]
-        await engines[0].wait_for_running(2)
-        train = ask(pool, "t")
-        await engines[0].wait_for_running(3)
-        assert sorted(run.call.name for run in engines[0].running.values()) == ["e0", "e1", "t"]
-        engines[0].release()
-        await asyncio.gather(train, *evals)
-
-    run(Script(), tmp_path, body)
-
-
 def test_requests_spread_over_engines_and_sessions_stay_together(tmp_path: Path) -> None:
     async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
         for engine in engines:

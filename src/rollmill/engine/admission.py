@@ -1,15 +1,13 @@
 """How many requests may be in flight, and who is next.
 
-Counts requests, not groups. Waiting requests enter in order of arrival; a request of a named
-sub-limit that is full (evaluation, say) does not hold up the ones behind it. Invariants: never
-more than `max_in_flight` inside, never more than its number inside per sub-limit, and every
-`enter` that returned True is matched by one `leave`.
+Counts requests, not groups. Waiting requests enter in order of arrival. Invariants: never more than
+`max_in_flight` inside, and every `enter` that returned True is matched by one `leave`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 
 BURST = 16
@@ -19,9 +17,8 @@ millisecond, and thousands of them in one turn would keep everything else waitin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """One who waits: for which sub-limit, under which id, and what is to be told."""
+    """One who waits: under which id, and what is to be told."""
 
-    name: str | None
     rid: str
     entered: asyncio.Future[bool]
 
@@ -37,8 +34,6 @@ class Admission:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight: expected 1 or more, found {max_in_flight}")
         self._max_in_flight = max_in_flight
-        self._limits: dict[str, int] = {}
-        self._inside: Counter[str | None] = Counter()
         self._num_inside = 0
         self._waiting: deque[_Waiting] = deque()
         self._is_closed = False
@@ -55,42 +50,24 @@ class Admission:
         """Requests that wait to enter."""
         return sum(not waiting.entered.done() for waiting in self._waiting)
 
-    def limit(self, name: str, number: int) -> None:
-        """Let at most `number` requests of sub-limit `name` be inside; may be changed later."""
-        if number < 1:
-            raise ValueError(f"limit {name!r}: expected 1 or more, found {number}")
-        self._limits[name] = number
-        self._admit()
-
-    def inside(self, name: str) -> int:
-        """Requests of sub-limit `name` in flight."""
-        return self._inside[name]
-
-    async def enter(self, name: str | None = None, *, rid: str = "") -> bool:
+    async def enter(self, rid: str = "") -> bool:
         """Wait for a place. False when `abort_waiting` was called meanwhile: then do not leave.
 
         Args:
-            name: the sub-limit to count against.
             rid: who waits, for `abort_waiting`.
-
-        Raises:
-            ValueError: the sub-limit was never set.
         """
-        if name is not None and name not in self._limits:
-            raise ValueError(f"unknown limit {name!r}: expected one of {sorted(self._limits)}")
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(name, rid, future))
+        self._waiting.append(_Waiting(rid, future))
         self._admit()
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.result():
-                self.leave(name)  # cancelled in the moment of being admitted
+                self.leave()  # cancelled in the moment of being admitted
             raise
 
-    def leave(self, name: str | None = None) -> None:
+    def leave(self) -> None:
         """Give the place back."""
-        self._inside[name] -= 1
         self._num_inside -= 1
         self._left.set()
         self._admit()
@@ -125,20 +102,13 @@ class Admission:
         if self._is_closed or self._continuation is not None:
             return
         num_admitted = 0
-        held_up: deque[_Waiting] = deque()
         while self._waiting and self._num_inside < self._max_in_flight and num_admitted < BURST:
             waiting = self._waiting.popleft()
-            name = waiting.name
             if waiting.entered.done():
                 continue
-            if name is not None and self._inside[name] >= self._limits[name]:
-                held_up.append(waiting)
-                continue
-            self._inside[name] += 1
             self._num_inside += 1
             num_admitted += 1
             waiting.entered.set_result(True)
-        self._waiting.extendleft(reversed(held_up))
         if num_admitted:
             self._continuation = asyncio.get_running_loop().call_soon(self._continue)
 

@@ -67,11 +67,11 @@ class Control:
         """Free the named parts of memory on every engine, and hold requests meanwhile."""
         self._weights.released.update(tags)
         self._set_gate()
-        await self._on_all("release memory of", lambda m: m.client.release_memory(tags))
+        await self._on_all("release memory of", lambda m: m.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
         """Take the named parts of memory again; the gate opens when none is left."""
-        await self._on_all("resume memory of", lambda m: m.client.resume_memory(tags))
+        await self._on_all("resume memory of", lambda m: m.resume_memory(tags))
         self._weights.released.difference_update(tags)
         self._set_gate()
 

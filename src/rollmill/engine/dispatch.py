@@ -65,7 +65,6 @@ class Request:
     sampling: Mapping[str, Any]
     session_id: str | None
     return_routed_experts: bool
-    limit: str | None
     score_from: int | None = None
 
 
@@ -139,12 +138,12 @@ class Dispatcher:
         """
         self._open.add(request)
         try:
-            if not await self._admission.enter(request.limit, rid=request.rid):
+            if not await self._admission.enter(request.rid):
                 return GenerateResult.aborted_before_start()
             try:
                 return await self._until_answered(request)
             finally:
-                self._admission.leave(request.limit)
+                self._admission.leave()
         finally:
             self._open.discard(request)
 

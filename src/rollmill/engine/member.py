@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rollmill.config.engine import EngineConfig
-from rollmill.engine.client import EngineClient
+from rollmill.engine.client import EngineClient, MemoryTag
 from rollmill.engine.errors import (
     EngineCallError,
     EngineLost,
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 RETRY_PROBE_S = 1.0
 """Longest time between two health checks while one has just failed or the engine is starting."""
 SETTLE_S = 0.1
-"""Wait before a stale engine is given weights again, while new ones are on their way."""
+"""Wait before a stale engine is given weights again, while new ones are on their way, and before
+it is looked again whether a dead one has room to start."""
 
 
 class EngineProcess(Protocol):
@@ -86,6 +87,7 @@ class Member:
         self._weights = weights
         self._on_change = on_change
         self._poke = asyncio.Event()
+        self._released: set[MemoryTag] = set()
 
     @property
     def takes_requests(self) -> bool:
@@ -157,6 +159,19 @@ class Member:
         self._poke.set()
         self._on_change()
 
+    async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Free the named parts of the engine's memory."""
+        await self.client.release_memory(tags)
+        self._released.update(tags)
+
+    async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Take the named parts again, as far as they were freed: an engine that was started
+        meanwhile has them, and asking it for them would be an error (SGLang dies of it)."""
+        mine = [tag for tag in tags if tag in self._released]
+        if mine:
+            await self.client.resume_memory(mine)
+            self._released.difference_update(mine)
+
     async def lose(self, reason: str) -> None:
         """The engine cannot be trusted any more: end it; the watch task starts it again."""
         self.health.lost(asyncio.get_running_loop().time(), reason)
@@ -172,7 +187,13 @@ class Member:
         match self.health.phase:
             case Phase.DEAD:
                 await asyncio.sleep(self.health.restart_delay_s(loop.time()))
-                self.health.starting()
+                if self._process is None:
+                    self.health.starting()
+                elif "weights" in self._weights.released:
+                    await asyncio.sleep(SETTLE_S)  # the trainer has the memory it would take
+                else:
+                    self.health.starting()
+                    self._released.clear()
             case Phase.STARTING:
                 await self._start()
             case Phase.STALE:

@@ -255,10 +255,6 @@ class EnginePool:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def limit(self, name: str, number: int) -> None:
-        """Make a sub-limit: at most `number` requests with `limit=name` in flight at once."""
-        self._admission.limit(name, number)
-
     async def generate(
         self,
         rid: str,
@@ -267,7 +263,6 @@ class EnginePool:
         *,
         session_id: str | None = None,
         return_routed_experts: bool = False,
-        limit: str | None = None,
     ) -> GenerateResult:
         """Let an engine write an answer.
 
@@ -281,13 +276,12 @@ class EnginePool:
             session_id: requests with one id go to one engine while it is not overloaded.
             return_routed_experts: ask for the experts that each token used, also when the config
                 does not.
-            limit: the sub-limit that this request counts against, made with `limit()`.
 
         Raises:
             EngineCallError: no engine could answer; the subclass says why.
         """
         wants_experts = return_routed_experts or self._config.return_routed_experts
-        request = Request(rid, input_ids, sampling, session_id, wants_experts, limit)
+        request = Request(rid, input_ids, sampling, session_id, wants_experts)
         return await self._dispatcher.generate(request)
 
     async def score(
@@ -297,7 +291,6 @@ class EnginePool:
         start: int,
         *,
         session_id: str | None = None,
-        limit: str | None = None,
     ) -> FloatArray:
         """Log-probs (float32, natural log, at temperature 1) of given tokens; nothing is written.
 
@@ -308,13 +301,12 @@ class EnginePool:
             input_ids: token ids, context included.
             start: the first position that is scored, 1 or more.
             session_id: as for `generate`.
-            limit: as for `generate`.
 
         Raises:
             EngineCallError: no engine could answer, or the request was aborted.
         """
         sampling = {"max_new_tokens": 0}
-        request = Request(rid, input_ids, sampling, session_id, False, limit, score_from=start)
+        request = Request(rid, input_ids, sampling, session_id, False, score_from=start)
         result = await self._dispatcher.generate(request)
         if result.is_aborted:
             raise EngineLost("the request was aborted before an engine saw it", where=rid)

@@ -83,7 +83,8 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        self._process = None
+        if self._process is process:  # else another one was started meanwhile
+            self._process = None
 
     async def wait_exit(self) -> str:
         """Return when the process has ended: how, with the last lines of its log."""

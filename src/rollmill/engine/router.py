@@ -22,7 +22,13 @@ import numpy.typing as npt
 
 from rollmill.config.engine import EngineConfig
 from rollmill.engine.client import EngineClient
-from rollmill.engine.errors import EngineCallError, EngineLost, EngineRefused, MalformedAnswer
+from rollmill.engine.errors import (
+    EngineCallError,
+    EngineLost,
+    EngineRefused,
+    EngineTimeout,
+    MalformedAnswer,
+)
 from rollmill.engine.flights import Flights
 from rollmill.engine.http import HttpChannel, encode
 from rollmill.engine.launch import ServerProcess
@@ -118,12 +124,22 @@ class RouterProcess(ServerProcess):
             await self._call("DELETE", f"/workers/{known[url].id}")
         for url in urls - known.keys():
             await self._call("POST", "/workers", encode({"url": url}))
-        async with asyncio.timeout(REGISTER_TIMEOUT_S):
-            while True:
-                workers = await self._workers()
-                if {worker.url for worker in workers if worker.is_healthy} == urls:
-                    return
-                await asyncio.sleep(POLL_S)
+        found: list[_Worker] = []
+        try:
+            async with asyncio.timeout(REGISTER_TIMEOUT_S):
+                while True:
+                    found = await self._workers()
+                    if {worker.url for worker in found if worker.is_healthy} == urls:
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise EngineTimeout(
+                "the SGLang router did not take the engines as its workers in time",
+                where=self.url,
+                expected=f"healthy workers {sorted(urls)} within {REGISTER_TIMEOUT_S:g} s",
+                found=", ".join(f"{w.url} (healthy: {w.is_healthy})" for w in found) or "none",
+                fix=f"see its log, {self.log_path}; or set engine.router to none",
+            ) from None
 
     async def _workers(self) -> list[_Worker]:
         body = await self._call("GET", "/workers")
@@ -262,7 +278,7 @@ class RouterLane:
         while True:
             try:
                 await self._step()
-            except (EngineCallError, TimeoutError) as error:
+            except EngineCallError as error:
                 logger.warning("router %s: %s", self.client.url, error)
                 await asyncio.sleep(RETRY_S)
 
