@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -122,6 +123,13 @@ def dies_and_leaves_a_child(sample: Any) -> float:
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
         os._exit(3)
     return 1.0
+
+
+def leaves_a_file(sample: Any) -> float:
+    tempfile.mkstemp()
+    if sample.response == "die":
+        os._exit(3)
+    return float(len(os.listdir(tempfile.gettempdir())))
 
 
 def forks(sample: Any) -> float:

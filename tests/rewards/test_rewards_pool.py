@@ -196,6 +196,19 @@ def test_a_worker_that_cannot_start_leaves_no_other_behind() -> None:
     assert set(asyncio.run(main())) <= before
 
 
+def test_files_of_killed_grading_processes_go_with_the_worker(
+    with_judge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    samples = [custom("leaves_a_file", "die"), custom("leaves_a_file", "go")]
+
+    outcomes = with_judge(lambda judge: judge_all(judge, samples), type=CHEAP)
+
+    assert kinds(outcomes) == {"error": 1, "value": 1}
+    assert outcomes[1].reward == 2.0, "both files were in the worker's folder"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_memory_is_bounded(with_judge: Any) -> None:
     samples = [custom("eats_memory"), custom("length", "abc")]
 

@@ -281,3 +281,16 @@ def test_the_sandbox_ends_with_the_process_that_started_it(tmp_path: Path) -> No
 
     assert found
     assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+
+
+def test_a_program_that_nests_folders_is_wrong_and_the_next_test_runs() -> None:
+    program = (
+        "import os\n"
+        "if input() == 'nest':\n"
+        "    for _ in range(2000):\n        os.mkdir('d'); os.chdir('d')\n"
+        "print('done')\n"
+    )
+
+    results = run_here(program, {"stdin": "nest\n"}, {"stdin": "go\n"}, test_s=5.0, total_s=20.0)
+
+    assert [result.stdout for result in results] == ["done\n", "done\n"]

@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 
 from rollmill.rewards.outcome import Outcome, OutcomeKind
@@ -74,14 +75,19 @@ class Worker:
         if setup is None:
             return
         self._setup = setup
-        warm_up(setup)
-        self._selector.register(self._run, selectors.EVENT_READ)
-        self._begin(self._fork())
-        try:
-            while not self._is_done:
-                self._turn()
-        finally:
-            self._end_all()
+        # What grading processes that were killed leave behind goes when this one ends.
+        with tempfile.TemporaryDirectory(
+            prefix="rollmill-reward-", ignore_cleanup_errors=True
+        ) as folder:
+            tempfile.tempdir = folder
+            warm_up(setup)
+            self._selector.register(self._run, selectors.EVENT_READ)
+            self._begin(self._fork())
+            try:
+                while not self._is_done:
+                    self._turn()
+            finally:
+                self._end_all()
 
     def _read_setup(self) -> Setup | None:
         while data := self._receive():
