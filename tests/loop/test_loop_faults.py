@@ -48,6 +48,8 @@ def test_every_kind_of_fault_costs_no_prompt_and_no_step(tmp_path: Path) -> None
     trained = metrics_of(run, "train")
     assert [record["step"] for record in trained] == list(range(1, STEPS + 1))
     assert max(record["rollout/staleness_max"] for record in trained) <= 2
+    assert sum(record["engine/deaths"] for record in trained) >= 1
+    assert all(record["engine/redispatched_requests"] >= 0 for record in trained)
     groups = [
         {s.group_index for s in read_samples(run / "samples" / f"step_{step:06d}.parquet")}
         for step in range(1, STEPS + 1)
