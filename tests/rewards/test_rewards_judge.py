@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -313,6 +314,9 @@ def test_weights_of_parts_without_a_value_use_the_configured_numbers() -> None:
         {"type": "math", "function": "a:b"},
         {"type": "math", "weights": {"f1": 1.0}},
         {"type": "math", "per_group": True},
+        {"type": "math", "timeout_s": math.inf},
+        {"type": "math", "error_reward": math.nan},
+        {"weights": {"math": math.nan}},
         {"num_workers": 0},
         {"timeout_s": 0},
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from rollmill.config.base import Section
 
@@ -13,6 +13,8 @@ _KEY_OF_TYPE = {"dapo": "score", "boxed_dapo": "score"}
 
 class RewardConfig(Section):
     """The reward of a run or of one evaluation set."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     type: str | None = None
     """Built-in reward: `math`, `deepscaler`, `dapo`, `f1`, `gpqa`, `ifbench`, `remote`, `code`,

@@ -18,7 +18,9 @@ from rollmill.sample import Reward
 class Params(BaseModel):
     """Settings of one reward type; unknown ones are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class GradingError(Exception):
