@@ -168,7 +168,6 @@ def test_embedded_engines_behind_it_keep_sessions_together_and_survive_a_kill(
     config = EngineConfig(
         num_engines=2,
         router="sglang",
-        start_timeout_s=60,
         health_interval_s=0.5,
         health_timeout_s=5.0,
         embedded=EmbeddedEngineConfig(num_threads=1, device="cpu", max_running_requests=4),
@@ -193,7 +192,7 @@ def test_embedded_engines_behind_it_keep_sessions_together_and_survive_a_kill(
             program=EMBEDDED_ENGINE,
             router_program=(str(PYTHON), "-m", "sglang_router.launch_router"),
         )
-        async with asyncio.timeout(150), pool:
+        async with asyncio.timeout(400), pool:
             await pool.update_weights(model, 4)
             found = await asyncio.gather(*(turns(pool, session) for session in range(8)))
             assert all(min(cached[1:]) > 40 for cached in found), found
