@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,37 @@ def test_a_start_with_another_model_fails_and_leaves_the_run_as_it_was(tmp_path:
     assert "use the model the run was started with" in failed.stderr
     assert (run / "config.yaml").read_bytes() == before
     assert rollmill("export", run, tmp_path / "exported").returncode == 0
+
+
+def test_groups_of_the_checkpoint_are_trained_on_when_another_number_of_answers_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    config = write_tiny_run(
+        tmp_path,
+        **{**SMALL, "run__num_steps": 1},
+        rollout__over_sampling_batch_size=8,
+        trainer__global_batch_size=16,
+    )
+    assert rollmill("train", config).returncode == 0
+
+    again = rollmill(
+        "train",
+        config,
+        "run.num_steps=3",
+        "rollout.n_samples_per_prompt=6",
+        "trainer.global_batch_size=24",
+    )
+
+    assert again.returncode == 0, again.stderr
+    assert "resumed after step 1" in again.stdout
+    sizes = [
+        Counter(
+            s.group_index for s in read_samples(tmp_path / f"run/samples/step_{step:06d}.parquet")
+        )
+        for step in (1, 2, 3)
+    ]
+    assert [len(groups) for groups in sizes] == [4, 4, 4]
+    assert 4 in sizes[1].values(), "a group of the checkpoint"
+    assert set(sizes[2].values()) <= {4, 6}
+    assert sum(sizes[1].values()) % 24, "a batch that does not divide"
+    assert [r["train/optimizer/steps"] for r in metrics_of(tmp_path / "run", "train")] == [1, 1, 1]

@@ -65,10 +65,18 @@ def test_steps_count_places_so_that_a_failure_moves_nobody_to_another_step() -> 
     assert [part.tolist() for part in batch.steps(None)] == [[0, 1, 2]]
 
 
-def test_a_batch_that_does_not_divide_is_an_error() -> None:
-    batch = build_batch([Group(4, [sample(n) for n in range(3)])], reward_key=None)
-    with pytest.raises(TrainerError, match="does not divide"):
-        batch.steps(2)
+@pytest.mark.parametrize(
+    ("num_slots", "size", "expected"),
+    [(3, 2, [2, 1]), (6, 4, [3, 3]), (8, 3, [3, 3, 2]), (2, 4, [2]), (8, 4, [4, 4])],
+)
+def test_a_batch_that_does_not_divide_makes_steps_of_nearly_the_same_size(
+    num_slots: int, size: int, expected: list[int]
+) -> None:
+    members = [sample(number, engine(5)) for number in range(num_slots)]
+    batch = build_batch([Group(4, members)], reward_key=None)
+    steps = batch.steps(size)
+    assert [len(part) for part in steps] == expected
+    assert np.concatenate(steps).tolist() == list(range(num_slots)), "each is in one step"
 
 
 def test_reward_parts_are_picked_by_key() -> None:

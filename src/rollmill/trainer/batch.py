@@ -10,6 +10,7 @@ not fail is in the arrays exactly once, in the order of groups, attempts, sample
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,20 +110,16 @@ class TrainingBatch:
         return TokenSequence(sample.tokens, targets, family=sample.group_index)
 
     def steps(self, global_batch_size: int | None) -> list[Ints]:
-        """Attempts of each optimizer step: `global_batch_size` places of the batch each.
+        """Attempts of each optimizer step, by their places in the batch; nothing is ever dropped.
 
-        Raises:
-            TrainerError: the batch does not divide; nothing is ever dropped.
+        A step has `global_batch_size` places. A batch that does not divide (groups that a checkpoint
+        held from a time with another n_samples_per_prompt, say) is worked through in steps of nearly
+        the same size, none larger: each is a mean over its own attempts, whatever their number.
         """
         size = global_batch_size or max(self.num_slots, 1)
-        if self.num_slots % size:
-            raise TrainerError(
-                "the batch does not divide into optimizer steps",
-                where="trainer.global_batch_size",
-                expected=f"a divisor of the {self.num_slots} attempts given",
-                found=str(size),
-            )
-        return [np.flatnonzero(self.slots // size == i) for i in range(self.num_slots // size)]
+        num_steps = math.ceil(self.num_slots / size)
+        step_of = self.slots * num_steps // max(self.num_slots, 1)
+        return [np.flatnonzero(step_of == number) for number in range(num_steps)]
 
 
 def build_batch(
