@@ -77,6 +77,10 @@ REFUSED = {
         "found add_generation_prompt (rollmill gives it itself",
     ),
     "tools of one's own": (("data.chat_template_kwargs.tools=x",), "found tools (rollmill"),
+    "a filter by rewards": (
+        ("rollout.filters.max_mean_reward=0.9",),
+        "rollout.filters.max_mean_reward: expected null (nobody judges recorded answers)",
+    ),
     "conversations without a template": (
         ("data.apply_chat_template=false",),
         "conversations need apply_chat_template",

@@ -376,6 +376,14 @@ def test_a_tokenizer_that_puts_spaces_before_texts_is_cut_between_its_own_tokens
     ]  # fmt: skip
 
 
+def test_a_token_that_straddles_the_border_is_refused_with_the_place(tmp_path: Path) -> None:
+    tokenizer = sentence_piece_tokenizer("mistral")
+    assert len(tokenizer.encode("four", add_special_tokens=False)) == 1
+    row = {"prompt": "It is fo", "answer": "ur, of course."}
+    with pytest.raises(DataError, match="a token straddles the border between prompt and answer"):
+        load(tmp_path, tokenizer, row, sft={"response_key": "answer"}, apply_chat_template=False)
+
+
 CONTENT = st.text(
     st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")) | st.sampled_from("\n \t"),
     min_size=1,

@@ -461,6 +461,8 @@ def test_functions_of_the_users_that_would_be_left_out_are_refused(
         ),
         ({"rollout__source": "generate"}, "rollout.source: expected replay"),
         ({"data__sft": {}}, "data.sft: expected null with opd.mode: offline"),
+        ({"rollout__filters": {"dynamic": "nonzero_std"}}, "filters.dynamic: expected null"),
+        ({"rollout__filters": {"min_mean_reward": 0.5}}, "filters.min_mean_reward: expected null"),
         (
             {"opd__mode": "live", "rollout__source": "replay"},
             "rollout.source: expected generate with opd.mode: live",

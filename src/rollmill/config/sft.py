@@ -62,6 +62,8 @@ def _check_replay(config: Config) -> None:
             "rollout.n_samples_per_prompt: expected 1 with data.sft (a row holds one answer), "
             f"found {config.rollout.n_samples_per_prompt}"
         )
+    if is_distillation or (config.data.sft is not None and not has_source):
+        _check_no_reward_filters(config)
     if config.eval.num_engines:
         raise ValueError(
             "eval.num_engines: expected 0 with rollout.source: replay (no engine writes training "
@@ -84,6 +86,22 @@ def _check_replay(config: Config) -> None:
             "trainer.algorithm.loss: expected sft with rollout.source: replay (without advantages "
             f"nothing is learned), found {algorithm.loss}"
         )
+
+
+def _check_no_reward_filters(config: Config) -> None:
+    """Raise ValueError for a filter that looks at rewards, where no answer has one."""
+    filters = config.rollout.filters
+    looks = {
+        "dynamic": filters.dynamic == "nonzero_std",
+        "min_mean_reward": filters.min_mean_reward is not None,
+        "max_mean_reward": filters.max_mean_reward is not None,
+    }
+    for name, is_looking in looks.items():
+        if is_looking:
+            raise ValueError(
+                f"rollout.filters.{name}: expected null (nobody judges recorded answers), found "
+                f"{getattr(filters, name)}"
+            )
 
 
 def _check_sft_loss(config: Config) -> None:
