@@ -97,17 +97,9 @@ def parse_generate(body: object, facts: ModelFacts) -> GenerateCall:
         for i in range(len(prompts))
         for j in range(num)
     ]
-    wants_experts = _boolean(body.get("return_routed_experts"), "return_routed_experts")
     for sequence in sequences:
         sequence.is_streamed = stream
-        sequence.sampling_offset = _count(
-            body.get("sampling_offset"), "sampling_offset", 0, 0, len(sequence.prompt)
-        )
-        if wants_experts:
-            start = body.get("routed_experts_start_len")
-            limit = len(sequence.prompt)
-            sequence.experts_start = _count(start, "routed_experts_start_len", 0, 0, limit)
-            sequence.experts = [] if facts.has_experts else None
+        _take_extras(sequence, body, facts)
     return GenerateCall(
         sequences=tuple(sequences),
         is_single=not is_batch and num == 1,
@@ -122,6 +114,17 @@ def parse_generate(body: object, facts: ModelFacts) -> GenerateCall:
             body.get("incremental_streaming_output"), "incremental_streaming_output"
         ),
     )
+
+
+def _take_extras(sequence: Sequence, body: Mapping[str, Any], facts: ModelFacts) -> None:
+    """What one call asks of all its sequences, bounded by each one's prompt."""
+    limit = len(sequence.prompt)
+    offset = body.get("sampling_offset")
+    sequence.sampling_offset = _count(offset, "sampling_offset", 0, 0, limit)
+    if _boolean(body.get("return_routed_experts"), "return_routed_experts"):
+        start = body.get("routed_experts_start_len")
+        sequence.experts_start = _count(start, "routed_experts_start_len", 0, 0, limit)
+        sequence.experts = [] if facts.has_experts else None
 
 
 def _sequence(
