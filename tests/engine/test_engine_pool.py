@@ -105,21 +105,23 @@ def test_abort_returns_partial_answers_and_empty_ones_for_waiting_requests(tmp_p
     run(script, tmp_path, body, max_concurrent_requests=2)
 
 
-def test_an_abort_by_prefix_leaves_other_requests_alone(tmp_path: Path) -> None:
+def test_the_abort_of_one_request_leaves_those_whose_ids_begin_like_it_alone(
+    tmp_path: Path,
+) -> None:
     async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
         (engine,) = engines
         engine.hold()
-        names = ("train/1/0", "eval/a/1/0", "train/2/0", "eval/a/2/0")
-        train_1, eval_1, train_2, eval_2 = (ask(pool, name) for name in names)
+        names = ("train/1/4", "train/1/41", "train/2/4", "train/2/41", "train/2/4/1", "eval/a/2/4")
+        asked = {name: ask(pool, name) for name in names}
         await engine.wait_for_running(2)  # the first two; the others wait at the gate
-        report = await pool.abort_all(5.0, rid_prefix="train/")
-        assert (report.num_aborted, report.num_unanswered) == (2, 0)
-        assert (await train_1).is_aborted
-        assert (await train_2).is_aborted
+        for name in ("train/2/4", "train/1/4"):  # one that waits, one at the engine
+            report = await pool.abort(name, 5.0)
+            assert (report.num_aborted, report.num_unanswered) == (1, 0)
+            assert (await asked.pop(name)).is_aborted
         assert "abort_all" not in engine.events
-        await engine.wait_for_running(2)  # both of the evaluation's
         engine.release()
-        assert [(await task).finish for task in (eval_1, eval_2)] == [FinishReason.STOP] * 2
+        answers = [await task for task in asked.values()]
+        assert [answer.finish for answer in answers] == [FinishReason.STOP] * 4
 
     run(Script(), tmp_path, body, max_concurrent_requests=2)
 

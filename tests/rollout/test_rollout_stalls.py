@@ -176,7 +176,7 @@ def test_all_that_has_been_waited_for_long_is_named_and_what_has_just_begun_is_n
         def engine_of(self, rid: str) -> str | None:
             return None
 
-        async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> None:
+        async def abort(self, rid: str, deadline_s: float) -> None:
             """Nothing runs."""
 
     async def main() -> None:

@@ -87,11 +87,11 @@ class Admission:
         self._is_closed = False
         self._admit()
 
-    def abort_waiting(self, rid_prefix: str = "") -> int:
-        """Send everybody away who waits and whose id begins with `rid_prefix`; how many."""
+    def abort_waiting(self, rid: str | None = None) -> int:
+        """Send everybody away who waits, or only `rid`; how many."""
         number = 0
         for waiting in self._waiting:
-            if waiting.rid.startswith(rid_prefix) and not waiting.entered.done():
+            if rid in (None, waiting.rid) and not waiting.entered.done():
                 waiting.entered.set_result(False)
                 number += 1
         self._waiting = deque(w for w in self._waiting if not w.entered.done())

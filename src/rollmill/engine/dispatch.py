@@ -147,15 +147,15 @@ class Dispatcher:
         finally:
             self._open.discard(request)
 
-    async def abort_all(self, deadline_s: float, rid_prefix: str = "") -> AbortReport:
-        """Stop every request submitted before this call whose id begins with `rid_prefix`; what
-        does not answer by the deadline is given up."""
-        self._open = {r for r in self._open if not r.rid.startswith(rid_prefix)}
-        num_waiting = self._admission.abort_waiting(rid_prefix)
-        num_flying = sum(len(lane.flights.with_prefix(rid_prefix)) for lane in self._lanes)
+    async def abort_all(self, deadline_s: float, rid: str | None = None) -> AbortReport:
+        """Stop every request submitted before this call, or only `rid`; what does not answer by
+        the deadline is given up."""
+        self._open = {r for r in self._open if rid not in (None, r.rid)}
+        num_waiting = self._admission.abort_waiting(rid)
+        num_flying = sum(len(lane.flights.of(rid)) for lane in self._lanes)
         self.notify()
         unanswered = await asyncio.gather(
-            *(lane.flights.abort_until_idle(deadline_s, rid_prefix) for lane in self._lanes)
+            *(lane.flights.abort_until_idle(deadline_s, rid) for lane in self._lanes)
         )
         for lane, number in zip(self._lanes, unanswered, strict=True):
             if number:

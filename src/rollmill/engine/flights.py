@@ -85,21 +85,21 @@ class Flights:
         for flight in list(self._flights):
             flight.cut(error)
 
-    def with_prefix(self, rid_prefix: str) -> list[Flight]:
-        """The flights whose request id begins with `rid_prefix`."""
-        return [flight for flight in self._flights if flight.rid.startswith(rid_prefix)]
+    def of(self, rid: str | None) -> list[Flight]:
+        """The flights of the request `rid`; of every request for None."""
+        return [flight for flight in self._flights if rid in (None, flight.rid)]
 
-    async def abort_until_idle(self, deadline_s: float, rid_prefix: str = "") -> int:
-        """Abort the requests in flight now whose id begins with `rid_prefix`; returns how many did
-        not answer by the deadline.
+    async def abort_until_idle(self, deadline_s: float, rid: str | None = None) -> int:
+        """Abort the requests in flight now, or only `rid`; returns how many did not answer by the
+        deadline.
 
         The abort is sent again and again, as engines have been seen to lose one. Requests that
         do not answer are given up: their calls end with `EngineTimeout`.
         """
-        flights = self.with_prefix(rid_prefix)
+        flights = self.of(rid)
         if not flights:
             return 0
-        is_everything = not self._is_shared and not rid_prefix
+        is_everything = not self._is_shared and rid is None
         sender = asyncio.create_task(self._send_aborts(flights, is_everything=is_everything))
         try:
             await asyncio.wait({flight.task for flight in flights}, timeout=deadline_s)

@@ -236,7 +236,7 @@ class EnginePool:
     def engine_of(self, rid: str) -> str | None:
         """URL of the engine (or router) that a request is at; None when it waits for one."""
         for lane in self._lanes:
-            if any(flight.rid == rid for flight in lane.flights.with_prefix(rid)):
+            if lane.flights.of(rid):
                 return lane.client.url
         return None
 
@@ -312,16 +312,17 @@ class EnginePool:
             raise EngineLost("the request was aborted before an engine saw it", where=rid)
         return result.log_probs
 
-    async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> AbortReport:
+    async def abort_all(self, deadline_s: float) -> AbortReport:
         """Stop every request that was submitted before this call, waiting ones included.
-
-        With `rid_prefix` (such as `train/`) only those whose id begins with it; an evaluation that
-        runs beside them goes on.
 
         Engines are told again and again until they have answered; what they have not answered by
         the deadline is given up (those calls raise `EngineTimeout`). Never raises for an engine.
         """
-        return await self._dispatcher.abort_all(deadline_s, rid_prefix)
+        return await self._dispatcher.abort_all(deadline_s)
+
+    async def abort(self, rid: str, deadline_s: float) -> AbortReport:
+        """Stop the request `rid` as `abort_all` would; all others go on, whatever their ids."""
+        return await self._dispatcher.abort_all(deadline_s, rid)
 
     # -- every engine at once ------------------------------------------------------------------
 

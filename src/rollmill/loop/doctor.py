@@ -37,8 +37,8 @@ class Engines(Protocol):
     def engine_of(self, rid: str) -> str | None:
         """Where a request is; None when it waits for an engine."""
 
-    async def abort_all(self, deadline_s: float, *, rid_prefix: str = "") -> object:
-        """Stop the requests whose id begins with `rid_prefix`."""
+    async def abort(self, rid: str, deadline_s: float) -> object:
+        """Stop this request, and no other."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class StallDoctor:
         """A request comes back with its tokens when its engine can still say so."""
         reason = "ended because nothing went on (run.on_stall: retry)"
         if activity.kind is Kind.REQUEST:
-            await self._engines.abort_all(self._abort_timeout_s, rid_prefix=activity.name)
+            await self._engines.abort(activity.name, self._abort_timeout_s)
             await activity.interrupt(reason, grace_s=REQUEST_GRACE_S)
         else:
             await activity.interrupt(reason)
