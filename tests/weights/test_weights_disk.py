@@ -199,6 +199,30 @@ def test_without_room_in_shared_memory_weights_go_to_the_run_folder(
     run(tmp_path, body)
 
 
+def test_a_start_removes_what_killed_runs_left_in_shared_memory_and_nothing_of_living_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm"
+    monkeypatch.setattr(shared_folders, "SHARED_MEMORY", memory)
+    left = memory / "rollmill-weights-0123456789abcdef"
+    (left / "version_00000007").mkdir(parents=True)
+
+    async def body(engine: ScriptedEngine, pool: EnginePool, trainer: FolderTrainer) -> None:
+        first, second = (
+            DiskTransport(WeightsConfig(), tmp_path / name, dtype="bfloat16", num_bytes=10)
+            for name in ("run_1", "run_2")
+        )
+        await first.sync(trainer, pool, 1)
+        assert not left.exists()
+        await second.sync(trainer, pool, 2)
+        assert all((path / "model.safetensors").exists() for path in trainer.paths)
+        await first.close()
+        await second.close()
+        assert list(memory.iterdir()) == []
+
+    run(tmp_path, body)
+
+
 def test_shared_memory_that_fills_up_sends_weights_to_the_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

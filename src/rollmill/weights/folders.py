@@ -1,8 +1,9 @@
 """The folder that trainer and engines share, with one folder per version in it.
 
 Invariants: it belongs to this run and to this user alone; at most two versions lie in it, the one
-that is served and the one on its way; what a killed run left is removed. When shared memory turns
-out to be full, later versions go to the run's folder.
+that is served and the one on its way; what a killed run left is removed, in shared memory by the next
+run of this user (`claims`). When shared memory turns out to be full, later versions go to the run's
+folder.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from rollmill.config.weights import WeightsConfig
 from rollmill.errors import EngineError, TrainerError
+from rollmill.weights.claims import Claim, remove_unclaimed
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class SharedFolder:
         self._run_dir = run_dir
         self._folder: Path | None = None
         self._left: list[Path] = []
+        self._claims: dict[Path, Claim] = {}
         self._is_memory_full = False
 
     def new(self, version: int) -> Path:
@@ -82,7 +85,7 @@ class SharedFolder:
 
         The version that is served stays where it is.
         """
-        if self._folder is None or self._folder.parent != SHARED_MEMORY or self._config.dir:
+        if self._folder is None or self._config.dir or not _is_in_memory(self._folder):
             return False
         self._left.append(self._folder)
         self._folder = None
@@ -93,7 +96,9 @@ class SharedFolder:
         """Remove everything."""
         for folder in self._folders():
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        self._folder, self._left = None, []
+        for claim in self._claims.values():
+            claim.release()
+        self._folder, self._left, self._claims = None, [], {}
 
     def _folders(self) -> list[Path]:
         return [*self._left, *([self._folder] if self._folder else [])]
@@ -103,11 +108,17 @@ class SharedFolder:
         if self._folder is None:
             digest = hashlib.sha256(str(self._run_dir.resolve()).encode()).hexdigest()[:16]
             name = f"rollmill-weights-{digest}"
-            places = [place / name for place in (SHARED_MEMORY, self._run_place())]
-            _remove([folder for folder in places if folder not in self._left])
+            remove_unclaimed(SHARED_MEMORY)
+            _remove([self._run_place() / name])
             self._folder = self._shared_place() / name
-            _remove([self._folder])
-        _make_private(self._folder)  # each time: a cleaner of temporary files may have passed
+            if _is_in_memory(self._folder):
+                self._claims[self._folder] = Claim(self._folder)
+            else:
+                _remove([self._folder])
+        # each time: a cleaner of temporary files may have passed
+        _make_private(self._folder)
+        if self._folder in self._claims:
+            self._claims[self._folder].hold()
         return self._folder
 
     def _run_place(self) -> Path:
@@ -134,6 +145,10 @@ def _remove(folders: list[Path]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             if folder.exists():
                 logger.warning("could not remove old weights: %s", folder)
+
+
+def _is_in_memory(folder: Path) -> bool:
+    return folder.parent.resolve() == SHARED_MEMORY.resolve()
 
 
 def _has_room(place: Path, num_bytes: int) -> bool:
