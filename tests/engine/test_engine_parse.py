@@ -156,6 +156,14 @@ def test_routed_experts_are_decoded_to_positions_layers_experts() -> None:
         parse(answer([1, 2, 3], routed_experts="%%%"), experts_shape=(2, 2))
 
 
+def test_routed_experts_that_were_asked_for_are_never_left_out_silently() -> None:
+    with pytest.raises(MalformedAnswer, match="--enable-return-routed-experts"):
+        parse(answer([1, 2, 3]), experts_shape=(2, 2))
+    aborted = answer([], finish_reason={"type": "abort", "message": "Aborted"})
+    assert parse(aborted, experts_shape=(2, 2)).routed_experts is None
+    assert parse(answer([1, 2, 3])).routed_experts is None
+
+
 def test_scores_are_the_last_input_log_probs() -> None:
     entries = [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
     raw = orjson.dumps(answer([], input_token_logprobs=entries))

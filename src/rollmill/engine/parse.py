@@ -46,7 +46,8 @@ def parse_generate(
         num_prompt_tokens: as sent; needed for the shape of routed experts.
         oldest_version: when given, no token may be of an earlier version; None allows any whole
             number, and reads SGLang's initial "default" as 0.
-        experts_shape: (layers, top_k) of the model; None leaves routed experts undecoded.
+        experts_shape: (layers, top_k) of the model, when its routed experts were asked for; None
+            leaves them undecoded.
 
     Raises:
         MalformedAnswer: the answer breaks the protocol or the invariants of `GenerateResult`.
@@ -75,6 +76,8 @@ def check_generate(
     meta = answer.meta_info
     finish = _finish(meta.finish_reason, where)
     token_ids = _token_ids(answer.output_ids, max_new_tokens, where)
+    if experts_shape is not None and meta.routed_experts is None:
+        _check_absence_of_experts(finish, where)
     return GenerateResult(
         token_ids=token_ids,
         log_probs=_log_probs(meta.output_token_logprobs, token_ids, where),
@@ -273,6 +276,23 @@ def _bad_spans(spans: list[Span] | None, num_tokens: int, where: str) -> Malform
         expected=f"meta_info.weight_versions: spans that follow each other from 0 to {num_tokens}",
         found=str(found),
     )
+
+
+def _check_absence_of_experts(finish: FinishReason, where: str) -> None:
+    """Only an answer that was aborted may have none: its prompt may not have been computed.
+
+    Raises:
+        MalformedAnswer: it was not.
+    """
+    if finish is not FinishReason.ABORT:
+        raise MalformedAnswer(
+            "the engine returned no routed experts",
+            where=where,
+            expected="meta_info.routed_experts, as return_routed_experts was set",
+            found="none",
+            fix="start SGLang with --enable-return-routed-experts, or set "
+            "engine.return_routed_experts to false",
+        )
 
 
 def _routed_experts(
