@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import time
 from collections import Counter
@@ -263,4 +264,9 @@ def test_groups_of_the_checkpoint_are_trained_on_when_another_number_of_answers_
     assert 4 in sizes[1].values(), "a group of the checkpoint"
     assert set(sizes[2].values()) <= {4, 6}
     assert sum(sizes[1].values()) % 24, "a batch that does not divide"
-    assert [r["train/optimizer/steps"] for r in metrics_of(tmp_path / "run", "train")] == [1, 1, 1]
+    records = metrics_of(tmp_path / "run", "train")
+    assert [r["train/optimizer/steps"] for r in records] == [1, 1, 1]
+    times = {name for record in records for name in record if name.startswith("time/")}
+    assert times == {f"time/{part}_s" for part in ("rollout", "train", "sync", "step")}
+    log = (tmp_path / "run" / "logs" / "driver.log").read_text(encoding="utf-8")
+    assert re.search(r"saved the checkpoint of step 3 in \d+\.\d s", log)

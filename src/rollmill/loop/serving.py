@@ -10,6 +10,7 @@ from rollmill.engine.pool import EnginePool
 from rollmill.loop.policy import Policy, start_trainer
 from rollmill.loop.run_dir import RunDir
 from rollmill.loop.state import TRAINER_STATE
+from rollmill.loop.sync import WeightSync
 from rollmill.telemetry.console import RunView
 from rollmill.trainer.checkpoint import newest_checkpoint
 from rollmill.weights import open_transport
@@ -28,7 +29,8 @@ async def serve_newest(
     """Bring the weights of the run's newest checkpoint to engines that run; their version.
 
     Without a checkpoint the engines serve the starting model: version 0. The run folder is only
-    read.
+    read. The trainer loads the checkpoint, and stays, without memory of its own where it shares the
+    engines', for as long as engines that come back would need it.
 
     Args:
         stack: closes what is opened.
@@ -50,6 +52,8 @@ async def serve_newest(
     await trainer.call("load", path=str(checkpoint.path / TRAINER_STATE))
     transport = open_transport(config, work_dir.root)
     stack.push_async_callback(transport.close)
-    await transport.sync(trainer, pool, checkpoint.step)
-    await trainer.stop()
+    sync = WeightSync(config, trainer=trainer, engines=pool, transport=transport)
+    await sync.bring(checkpoint.step)
+    if not transport.needs_trainer:
+        await trainer.stop()
     return checkpoint.step

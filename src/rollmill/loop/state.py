@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -62,6 +63,7 @@ class Checkpoints:
         """
         if step == self._newest:
             return
+        started = time.monotonic()
         try:
             await self._write(step)
         except CheckpointError as error:
@@ -72,7 +74,8 @@ class Checkpoints:
             self._view.message(f"step {step} was not saved: {error.what}")
         else:
             self._newest = step
-            logger.info("saved the checkpoint of step %d", step)
+            seconds = time.monotonic() - started
+            logger.info("saved the checkpoint of step %d in %.1f s", step, seconds)
 
     async def resume(self) -> int:
         """Go on from the newest whole checkpoint; the number of steps done (0 without one).

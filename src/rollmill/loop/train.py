@@ -213,11 +213,11 @@ class Loop:
             return
         if not self._parts.evaluations.are_apart and self._parts.sync.version != step:
             await self._sync(step)
-        with self._timed("eval", step):
+        with self._shown("eval", step):
             await self._parts.evaluations.run(step, self._parts.trainer)
 
     async def _save(self, step: int, *, is_last: bool) -> None:
-        with self._timed("save", step):
+        with self._shown("save", step):
             await self._parts.checkpoints.save(step, is_last=is_last)
 
     async def _resume(self) -> None:
@@ -232,12 +232,18 @@ class Loop:
         return every > 0 and step % every == 0
 
     @contextmanager
-    def _timed(self, phase: str, step: int) -> Iterator[None]:
-        """Show the phase and book its seconds as `time/PHASE_s`."""
+    def _shown(self, phase: str, step: int) -> Iterator[None]:
+        """Show the phase, in the terminal and in the timeline."""
         self._parts.view.phase(f"step {step}: {phase}")
+        with self._parts.records.timeline.span("loop", phase):
+            yield
+
+    @contextmanager
+    def _timed(self, phase: str, step: int) -> Iterator[None]:
+        """Show a phase of the step and book its seconds as `time/PHASE_s` of the step's record."""
         started = time.monotonic()
         try:
-            with self._parts.records.timeline.span("loop", phase):
+            with self._shown(phase, step):
                 yield
         finally:
             self._clock[f"time/{phase}_s"] = time.monotonic() - started

@@ -112,9 +112,9 @@ class TrainingBatch:
     def steps(self, global_batch_size: int | None) -> list[Ints]:
         """Attempts of each optimizer step, by their places in the batch; nothing is ever dropped.
 
-        A step has `global_batch_size` places. A batch that does not divide (groups that a checkpoint
-        held from a time with another n_samples_per_prompt, say) is worked through in steps of nearly
-        the same size, none larger: each is a mean over its own attempts, whatever their number.
+        A step has `global_batch_size` places. A batch that does not divide (a checkpoint held
+        groups from a time with another n_samples_per_prompt, say) makes steps of nearly the same
+        size, none larger: each is a mean over its own attempts, whatever their number.
         """
         size = global_batch_size or max(self.num_slots, 1)
         num_steps = math.ceil(self.num_slots / size)

@@ -93,6 +93,12 @@ class Transport(ABC):
         self._config = config
         self._folders = folders
 
+    @property
+    @abstractmethod
+    def needs_trainer(self) -> bool:
+        """Whether an engine that comes back gets its weights from the trainer, which must then
+        outlive the engines."""
+
     async def sync(self, trainer: Trainer, pool: Engines, version: int) -> Metrics:
         """Bring the trainer's weights to every engine, as `version`.
 

@@ -36,6 +36,11 @@ class DiskTransport(Transport):
         self._target: Path | None = None
         self._served: Path | None = None
 
+    @property
+    def needs_trainer(self) -> bool:
+        """No: the weights lie in the folder."""
+        return False
+
     async def close(self) -> None:
         """Remove everything from the shared folder."""
         await self._folders.close()

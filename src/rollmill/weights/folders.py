@@ -1,9 +1,9 @@
 """The folder that trainer and engines share, with one folder per version in it.
 
 Invariants: it belongs to this run and to this user alone; at most two versions lie in it, the one
-that is served and the one on its way; what a killed run left is removed, in shared memory by the next
-run of this user (`claims`). When shared memory turns out to be full, later versions go to the run's
-folder.
+that is served and the one on its way; what a killed run left is removed, in shared memory by the
+next run of this user (`claims`). When shared memory turns out to be full, later versions go to the
+run's folder.
 """
 
 from __future__ import annotations

@@ -127,6 +127,11 @@ class StagedTransport(Transport):
         self._next: Staged | None = None
         self._served: Staged | None = None
 
+    @property
+    def needs_trainer(self) -> bool:
+        """Yes: it writes the weights down only when an engine asks for them."""
+        return True
+
     async def close(self) -> None:
         """Remove everything from the shared folder."""
         await self._folders.close()
