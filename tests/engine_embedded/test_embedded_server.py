@@ -538,3 +538,28 @@ def test_a_client_that_leaves_a_stream_is_no_error(
 
     asyncio.run(run())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_what_the_cache_saved_is_counted_once_per_request(llama_folder: Path) -> None:
+    async def run() -> None:
+        async with serving(llama_folder) as client:
+            body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+            await post(client, "/generate", body)
+            await post(client, "/slow_down", {"forward_sleep_time": 0.1})
+            task = asyncio.ensure_future(
+                post(client, "/generate", {"input_ids": PROMPT, "sampling_params": LONG})
+            )
+            for _ in range(3):
+                await until_running(client, 1)
+                await post(client, "/pause_generation", {"mode": "retract"})
+                await post(client, "/continue_generation", {})
+            await until_running(client, 1)
+            await post(client, "/pause_generation", {"mode": "abort"})
+            answer = await task
+            assert answer["meta_info"]["num_retractions"] == 3
+            async with client.get("/v1/loads") as response:
+                (load,) = (await response.json())["loads"]
+            saved = answer["meta_info"]["cached_tokens"]
+            assert load["cache_hit_rate"] == saved / (2 * len(PROMPT)) < 1
+
+    asyncio.run(run())

@@ -285,7 +285,8 @@ class EmbeddedEngine:
         if not step.has_work:
             return
         for admission in step.admissions:
-            self.counters.cached_tokens += admission.sequence.cached_tokens or 0
+            if not admission.sequence.num_retractions:  # else it was counted when it came first
+                self.counters.cached_tokens += admission.sequence.cached_tokens or 0
         logits = self.runner.compute(step)
         self._take_tokens(logits, moved)
         for chunk, first, rows in logits.prompts:
