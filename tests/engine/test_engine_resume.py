@@ -133,6 +133,22 @@ def test_an_abort_after_a_cut_returns_what_was_kept(tmp_path: Path) -> None:
     run_streamed(stalls, tmp_path, body)
 
 
+def test_a_request_that_was_sent_again_is_found_and_aborted_by_its_own_id(tmp_path: Path) -> None:
+    async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
+        writer, other = engines
+        task = ask(pool, "a")
+        await writer.wait_until(lambda: any(r.done >= 10 for r in writer.running.values()))
+        await writer.stop()
+        await other.wait_for_running(1)
+        assert pool.engine_of("a") == other.url
+        report = await pool.abort("a", 5.0)
+        assert (report.num_aborted, report.num_unanswered) == (1, 0)
+        assert (await task).is_aborted
+
+    stalls = by_position(faults=(Fault(FaultKind.STALL, after=10),))
+    run_streamed([stalls, stalls], tmp_path, body, max_retries=1)
+
+
 def test_an_abort_of_a_stream_returns_all_of_its_tokens(tmp_path: Path) -> None:
     async def body(engines: list[ScriptedEngine], pool: EnginePool) -> None:
         task = ask(pool, "a")

@@ -232,7 +232,8 @@ class Dispatcher:
                 num_before=work.num_before,
                 streamed=sending.streamed,
             )
-        result = await lane.flights.carry(sending.rid, work.cost, call)
+        carried = lane.flights.carry(sending.rid, work.cost, call, request=request.rid)
+        result = await carried
         self._weights.check(result, sending.oldest, where=_where(sending.rid, lane))
         return result
 

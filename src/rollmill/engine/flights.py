@@ -27,9 +27,18 @@ CUTS_PER_TURN = 64
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """One request on its way."""
+    """One sending of a request, on its way.
+
+    Attributes:
+        rid: what the engine knows it by.
+        request: the id of the request, the same for every sending of it.
+        cost: its part of the load.
+        task: the call.
+        error: what it was ended with.
+    """
 
     rid: str
+    request: str
     cost: int
     task: asyncio.Task[GenerateResult]
     error: EngineCallError | None = None
@@ -59,14 +68,20 @@ class Flights:
         return len(self._flights)
 
     async def carry(
-        self, rid: str, cost: int, work: Coroutine[Any, Any, GenerateResult]
+        self, rid: str, cost: int, work: Coroutine[Any, Any, GenerateResult], *, request: str
     ) -> GenerateResult:
         """Await `work` as a flight; `cost` counts towards the engine's load meanwhile.
+
+        Args:
+            rid: what the engine knows this sending by.
+            cost: a part of the load.
+            work: the call.
+            request: the id of the request.
 
         Raises:
             EngineCallError: as `work` raises, or as given to `cut`.
         """
-        flight = Flight(rid, cost, asyncio.ensure_future(work))
+        flight = Flight(rid, request, cost, asyncio.ensure_future(work))
         self._flights.add(flight)
         self.load += cost
         try:
@@ -85,21 +100,21 @@ class Flights:
         for flight in list(self._flights):
             flight.cut(error)
 
-    def of(self, rid: str | None) -> list[Flight]:
-        """The flights of the request `rid`; of every request for None."""
-        return [flight for flight in self._flights if rid in (None, flight.rid)]
+    def of(self, request: str | None) -> list[Flight]:
+        """The flights of a request, by its id; of every request for None."""
+        return [flight for flight in self._flights if request in (None, flight.request)]
 
-    async def abort_until_idle(self, deadline_s: float, rid: str | None = None) -> int:
-        """Abort the requests in flight now, or only `rid`; returns how many did not answer by the
-        deadline.
+    async def abort_until_idle(self, deadline_s: float, request: str | None = None) -> int:
+        """Abort the requests in flight now, or only this one; returns how many did not answer by
+        the deadline.
 
         The abort is sent again and again, as engines have been seen to lose one. Requests that
         do not answer are given up: their calls end with `EngineTimeout`.
         """
-        flights = self.of(rid)
+        flights = self.of(request)
         if not flights:
             return 0
-        is_everything = not self._is_shared and rid is None
+        is_everything = not self._is_shared and request is None
         sender = asyncio.create_task(self._send_aborts(flights, is_everything=is_everything))
         try:
             await asyncio.wait({flight.task for flight in flights}, timeout=deadline_s)
