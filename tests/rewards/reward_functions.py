@@ -157,6 +157,17 @@ async def keeps_memory(sample: Any) -> float:
     return float(os.getpid())
 
 
+def keeps_much_memory(sample: Any) -> float:
+    _kept.append(b"x" * (20 << 20))
+    return float(os.getpid())
+
+
+def needs_too_much_memory(sample: Any) -> float:
+    if sample.response == "explode":
+        _kept.append(b"x" * (1 << 30))
+    return 1.0
+
+
 async def blocks_the_loop(sample: Any) -> float:
     while sample.response == "hang":
         pass

@@ -184,6 +184,37 @@ def test_a_process_that_coroutines_made_fat_is_replaced_under_load(with_judge: A
     assert len({outcome.reward for outcome in outcomes}) > 1
 
 
+def test_no_answer_is_blamed_for_memory_that_others_kept(with_judge: Any) -> None:
+    samples = [custom("keeps_much_memory") for _ in range(40)]
+
+    outcomes = with_judge(
+        lambda judge: judge_all(judge, samples),
+        function="reward_functions.py:keeps_much_memory",
+        worker_memory_mb=256,
+        num_workers=1,
+        timeout_s=20.0,
+    )
+
+    assert kinds(outcomes) == {"value": 40}, "full before the first look at the memory"
+    assert len({outcome.reward for outcome in outcomes}) >= 3
+
+
+def test_an_answer_that_needs_too_much_memory_is_an_error_in_any_process(with_judge: Any) -> None:
+    name = "needs_too_much_memory"
+    samples = [custom(name, "explode" if index % 5 == 0 else "fine") for index in range(20)]
+
+    outcomes = with_judge(
+        lambda judge: judge_all(judge, samples),
+        function="reward_functions.py:needs_too_much_memory",
+        worker_memory_mb=256,
+        num_workers=1,
+        timeout_s=20.0,
+    )
+
+    assert kinds(outcomes) == {"value": 16, "error": 4}
+    assert [o.kind.value for o in outcomes[::5]] == ["error"] * 4
+
+
 def test_a_worker_that_cannot_start_leaves_no_other_behind() -> None:
     async def main() -> list[int]:
         config = RewardConfig(function="reward_functions.py:missing", num_workers=3)

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Never
 
 from rollmill.config.reward import RewardConfig
 from rollmill.errors import RollmillError
@@ -49,7 +50,7 @@ LOAD_LIMIT_S = 120.0
 FLUSH_S = 0.002
 HEARTBEAT_S = 0.2
 READ_BYTES = 1 << 18
-RECYCLE_CHECK_EVERY = 32
+RETIRE_CHECK_EVERY = 32
 
 
 def run_child(setup: Setup, sock: socket.socket, progress: SharedProgress, parent: int) -> None:
@@ -75,9 +76,12 @@ class _Child:
         self._overlapping: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
         self._num_graded = 0
+        self._num_unchecked = 0
+        self._must_retire = False
+        self._retiring: asyncio.Task[None] | None = None
         self._process_id = os.getpid()
         os.register_at_fork(after_in_child=self._let_go)
-        self._recycle_at = resident_bytes() + (self._config.worker_memory_mb << 20) // 2
+        self._fat_bytes = resident_bytes() + (self._config.worker_memory_mb << 20) // 2
 
     async def serve(self) -> None:
         self._sock.setblocking(False)
@@ -85,6 +89,8 @@ class _Child:
         buffer = FrameBuffer()
         loop = asyncio.get_running_loop()
         while data := await loop.sock_recv(self._sock, READ_BYTES):
+            if self._retiring is not None:
+                await self._retiring
             for frame in buffer.feed(data):
                 message = decode_to_worker(frame)
                 if isinstance(message, Begin) and not await self._begin():
@@ -92,7 +98,7 @@ class _Child:
                 if isinstance(message, Batch):
                     await self._grade(message)
             await self._flush()
-            await self._recycle_if_fat()
+            await self._retire_if_fat()
 
     async def _begin(self) -> bool:
         """Load all graders, the user's functions among them, and limit the memory."""
@@ -128,8 +134,9 @@ class _Child:
             else:
                 computes = not isinstance(grader, CustomReward) and base_type(task.grader) != "code"
                 self._progress.set(envelope.number, self._limit(task), is_processor_time=computes)
-                outcomes = self._grade_now(grader, task)
-            self._finished.append(Result(envelope.number, outcomes))
+                graded = self._grade_now(grader, task)
+                outcomes = graded or await self._out_of_memory(len(task.inputs))
+            self._finish(envelope.number, outcomes)
             if time.monotonic() - self._last_flush > FLUSH_S:
                 await self._flush()
         self._mark_rest()
@@ -140,18 +147,28 @@ class _Child:
         except RollmillError as error:
             return str(error)
 
-    def _grade_now(self, grader: Grader | CustomReward, task: Task) -> list[Outcome]:
+    def _grade_now(self, grader: Grader | CustomReward, task: Task) -> list[Outcome] | None:
+        """The outcomes; None when the memory did not suffice."""
         try:
             if isinstance(grader, CustomReward):
                 return call_function(grader, task.inputs)
             return [judge_with(grader, item) for item in task.inputs]
         except MemoryError:
-            self._recycle_at = 0  # the heap is full of this answer's remains: start afresh
-            limit = self._config.worker_memory_mb
-            return [Outcome.error(f"out of memory (limit {limit} MiB)") for _ in task.inputs]
+            return None
         finally:
-            self._num_graded += 1
             self._end_if_forked()
+
+    async def _out_of_memory(self, num_answers: int) -> list[Outcome]:
+        """The outcomes of a task that ran out of memory, if that is its own doing.
+
+        When what was graded before it fills the process, it is left unanswered and this process
+        ends: its successor grades it again. Each process answers something, so that ends.
+        """
+        if self._num_graded > 0 and resident_bytes() > self._fat_bytes:
+            await self._retire()
+        self._must_retire = True  # the heap is full of this answer's remains: start afresh
+        limit = self._config.worker_memory_mb
+        return [Outcome.error(f"out of memory (limit {limit} MiB)")] * num_answers
 
     def _let_go(self) -> None:
         """In a process that a user's function forked: the run is not its to talk to."""
@@ -177,14 +194,18 @@ class _Child:
         running.add_done_callback(self._overlapping.discard)
 
     async def _run_coroutine(self, function: CustomReward, number: int, task: Task) -> None:
-        outcomes, has_ended = await call_coroutine_function(
-            function, task.inputs, self._limit(task)
-        )
+        try:
+            outcomes, has_ended = await call_coroutine_function(
+                function, task.inputs, self._limit(task)
+            )
+        except MemoryError:
+            outcomes, has_ended = [], True
         self._end_if_forked()
-        self._num_graded += 1
+        if not outcomes:
+            outcomes = await self._out_of_memory(len(task.inputs))
         if not has_ended:
-            self._recycle_at = 0  # it runs on: only the end of this process ends it
-        self._finished.append(Result(number, outcomes))
+            self._must_retire = True  # it runs on: only the end of this process ends it
+        self._finish(number, outcomes)
         await self._flush()
 
     async def _beat(self) -> None:
@@ -203,14 +224,30 @@ class _Child:
     def _limit(self, task: Task) -> float:
         return self._config.timeout_s * max(1, len(task.inputs))
 
-    async def _recycle_if_fat(self) -> None:
+    def _finish(self, number: int, outcomes: list[Outcome]) -> None:
+        self._finished.append(Result(number, outcomes))
+        self._num_graded += 1
+        self._num_unchecked += 1
+
+    async def _retire_if_fat(self) -> None:
         """End this process when grading has left it large: the next one starts from the fork."""
-        if self._recycle_at and self._num_graded < RECYCLE_CHECK_EVERY:
+        if self._num_unchecked < RETIRE_CHECK_EVERY and not self._must_retire:
             return
-        self._num_graded = 0
-        if resident_bytes() <= self._recycle_at:
-            return
-        if self._overlapping:
+        self._num_unchecked = 0
+        if self._must_retire or resident_bytes() > self._fat_bytes:
+            await self._retire()
+
+    async def _retire(self) -> Never:
+        """End this process, once all coroutines that can still answer have done so."""
+        if self._retiring is None:
+            self._retiring = asyncio.create_task(self._end())
+        if (current := asyncio.current_task()) is not None:
+            self._overlapping.discard(current)
+        await self._retiring
+        raise AssertionError("the process has ended")
+
+    async def _end(self) -> None:
+        while self._overlapping:
             await asyncio.wait(self._overlapping)
         await self._flush()
         self._progress.set(RECYCLING, 0.0)

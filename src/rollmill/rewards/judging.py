@@ -41,7 +41,11 @@ def judge_with(grader: Grader, item: RewardInput) -> Outcome:
 
 
 def call_function(function: CustomReward, inputs: Sequence[RewardInput]) -> list[Outcome]:
-    """The outcomes of a user's function; what it raises is the `error` outcome of its answers."""
+    """The outcomes of a user's function; what it raises is the `error` outcome of its answers.
+
+    Raises:
+        MemoryError: the process is full; whose fault that is, only the caller can tell.
+    """
     start = time.perf_counter()
     try:
         rewards = function.call(inputs)
@@ -59,6 +63,9 @@ async def call_coroutine_function(
 
     A coroutine that does not let itself be cancelled (a bare `except:` around its waiting) is left
     to itself: the outcome does not wait for it.
+
+    Raises:
+        MemoryError: as `call_function`.
     """
     start = time.perf_counter()
     call = asyncio.ensure_future(function.call_async(inputs))
@@ -71,6 +78,8 @@ async def call_coroutine_function(
         return [timed_out] * len(inputs), call.done()
     try:
         rewards = call.result()
+    except MemoryError:
+        raise
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (as in call_function)
         told = _told(error)
         return [_outcome(OutcomeKind.ERROR, None, None, told, start) for _ in inputs], True
