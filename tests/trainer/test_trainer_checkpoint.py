@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.errors import CheckpointError
-from rollmill.trainer.checkpoint import MANIFEST, CheckpointStore
+from rollmill.trainer.checkpoint import FORMAT_VERSION, MANIFEST, CheckpointStore
 
 
 def write(store: CheckpointStore, step: int, text: str = "weights") -> Path:
@@ -134,6 +134,16 @@ def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
         damage_bit(write(store, step))
     with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
         store.latest()
+
+
+def test_a_checkpoint_of_another_version_says_so(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    manifest = write(store, 1) / MANIFEST
+    manifest.write_text(manifest.read_text().replace(f'"format": {FORMAT_VERSION}', '"format": 99'))
+    with pytest.raises(CheckpointError) as caught:
+        store.latest()
+    assert f"format 99, and this version of rollmill reads {FORMAT_VERSION}" in str(caught.value)
+    assert "the version of rollmill that wrote them" in str(caught.value.fix)
 
 
 def test_a_step_can_be_committed_again(tmp_path: Path) -> None:

@@ -159,7 +159,8 @@ def newest_checkpoint(folder: Path, *, at_most: int | None = None) -> Checkpoint
             where=str(folder),
             expected="at least one whole checkpoint",
             found="; ".join(reasons),
-            fix="restore one from a backup, or start a new run folder",
+            fix="restore one from a backup, use the version of rollmill that wrote them, or start "
+            "a new run folder",
         )
     return None
 
@@ -193,14 +194,17 @@ def _verified(folder: Path, step: int) -> Checkpoint:
     manifest = folder / MANIFEST
     try:
         content = json.loads(manifest.read_text())
-        is_known = content["format"] == FORMAT_VERSION and content["step"] == step
+        format_version, is_this_step = content["format"], content["step"] == step
         is_intact = content.pop("sha256", None) == _content_sha256(content)
         info, files = content["info"], content["files"]
         entries = [(folder / name, int(e["size"]), str(e["sha256"])) for name, e in files.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(manifest, f"no usable manifest ({type(error).__name__})") from error
-    if not is_known:
-        raise _damaged(manifest, "a manifest of another step or format")
+    if format_version != FORMAT_VERSION:
+        found = f"format {format_version}, and this version of rollmill reads {FORMAT_VERSION}"
+        raise _damaged(manifest, found)
+    if not is_this_step:
+        raise _damaged(manifest, "a manifest of another step")
     if not is_intact:
         raise _damaged(manifest, "another checksum")
     for path, size, digest in entries:
