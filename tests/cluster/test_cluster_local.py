@@ -157,3 +157,17 @@ def test_a_driver_killed_with_replies_unread_ends_the_worker_too() -> None:
     """)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_calls_that_cannot_be_read_end_the_worker_as_failed() -> None:
+    script = textwrap.dedent("""
+        import queue, socket
+        from rollmill.cluster.worker import LENGTH, _watch
+        driver, worker = socket.socketpair()
+        driver.sendall(LENGTH.pack(3) + b"???")
+        _watch(worker, queue.SimpleQueue())
+        raise SystemExit("the watch came back")
+    """)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert ended.returncode == 1
+    assert b"the driver's calls cannot be read any more" in ended.stderr

@@ -51,6 +51,7 @@ def _watch(connection: socket.socket, calls: queue.SimpleQueue[Call]) -> None:
     closed one: nothing that ends this loop may leave the process running.
     """
     decode = msgspec.msgpack.Decoder(Call).decode
+    status = 0
     try:
         while (header := read_exactly(connection, LENGTH.size)) is not None:
             body = read_exactly(connection, LENGTH.unpack(header)[0])
@@ -60,9 +61,11 @@ def _watch(connection: socket.socket, calls: queue.SimpleQueue[Call]) -> None:
     except ConnectionError:
         pass
     except Exception:
+        # Policy: no call after an unreadable one can be trusted, so the process ends, as failed.
         logger.exception("the driver's calls cannot be read any more")
+        status = 1
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def _serve(connection: socket.socket, calls: queue.SimpleQueue[Call], target: str) -> None:
