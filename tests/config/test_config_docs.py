@@ -28,7 +28,9 @@ def test_the_whole_configuration_in_the_readme_is_accepted() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
 def test_every_example_configuration_is_accepted(path: Path) -> None:
-    parse_config(yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config = parse_config(values, where=str(path))
+    assert config.model_fields_set == set(values), "nothing that stands there is left out"
 
 
 def test_there_are_examples() -> None:
@@ -43,7 +45,8 @@ def _yaml_blocks(page: Path) -> list[str]:
 def test_every_piece_of_configuration_in_the_documentation_is_accepted(page: Path) -> None:
     for block in _yaml_blocks(page):
         values = yaml.safe_load(block)
-        parse_config(REQUIRED | values, where=f"{page.name}: {block}")
+        config = parse_config(REQUIRED | values, where=f"{page.name}: {block}")
+        assert config.model_fields_set == set(REQUIRED | values)
 
 
 def test_the_documentation_shows_configuration() -> None:

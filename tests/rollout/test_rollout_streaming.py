@@ -207,11 +207,14 @@ def test_an_error_while_the_trainer_trains_ends_the_next_collect(tmp_path: Path)
     side.check_books()
 
 
-def test_cancelling_a_run_waits_for_no_engine_and_books_everything(tmp_path: Path) -> None:
-    class Deaf(FakeEngines):
-        async def abort_all(self, deadline_s: float) -> None:
-            await asyncio.Event().wait()
+class Deaf(FakeEngines):
+    """Engines that never answer an abort."""
 
+    async def abort_all(self, deadline_s: float) -> None:
+        await asyncio.Event().wait()
+
+
+def test_cancelling_a_run_waits_for_no_engine_and_books_everything(tmp_path: Path) -> None:
     engines = Deaf(8)
     side = stream_side(tmp_path, engines, staleness=1, config={"abort_timeout_s": 60.0})
 
@@ -235,10 +238,6 @@ def test_cancelling_a_run_waits_for_no_engine_and_books_everything(tmp_path: Pat
 
 
 def test_closing_waits_for_no_engine_and_books_everything(tmp_path: Path) -> None:
-    class Deaf(FakeEngines):
-        async def abort_all(self, deadline_s: float) -> None:
-            await asyncio.Event().wait()
-
     engines = Deaf(8)
     side = stream_side(tmp_path, engines, staleness=1, config={"abort_timeout_s": 60.0})
 
