@@ -6,6 +6,7 @@ from rollmill.config import Config
 from rollmill.config.describe import describe_config
 from rollmill.config.fields import walk_fields
 from rollmill.config.load import apply_override, load_config, parse_config, to_plain
+from rollmill.config.trainer import AlgorithmConfig
 from rollmill.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}}
@@ -101,3 +102,11 @@ def test_a_bare_off_is_the_choice_and_not_false(tmp_path: Path) -> None:
     assert (config.opd.mode, config.telemetry.wandb.mode) == ("off", "off")
     with pytest.raises(ConfigError, match="mode"):
         load_config(tmp_path / "config.yaml", ["opd.mode=yes"])
+
+
+@pytest.mark.parametrize("loss", ["cispo", "policy_gradient", "sft"])
+def test_a_bound_that_a_loss_does_not_look_at_is_refused(loss: str) -> None:
+    with pytest.raises(ValueError, match=f"dual_clip.*found 3.0 with loss: {loss}"):
+        AlgorithmConfig(loss=loss, dual_clip=3.0)
+    for clipped in ("ppo_clip", "gspo", "mine.py:loss"):
+        assert AlgorithmConfig(loss=clipped, dual_clip=3.0).dual_clip == 3.0

@@ -37,7 +37,7 @@ class AlgorithmConfig(Section):
     clip_high: float = Field(0.28, gt=0)
     """Ratio above 1 + clip_high is clipped (PPO, GSPO, CISPO)."""
     dual_clip: float | None = Field(None, gt=1)
-    """PPO: bound of the loss for negative advantages, as a multiple of them; null is off."""
+    """PPO, GSPO: bound of the loss for negative advantages, as a multiple of them; null is off."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL term to the reference model; 0 needs no reference model."""
     kl_estimator: Literal["k1", "k2", "k3", "unbiased"] = "k3"
@@ -69,6 +69,11 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 "importance_correction: expected none with old_log_probs: rollout (the ratio "
                 f"already starts from the engine's log-probs), found {self.importance_correction}"
+            )
+        if self.dual_clip is not None and self.loss in ("cispo", "policy_gradient", "sft"):
+            raise ValueError(
+                "dual_clip: expected null, since this loss has no clipped objective to bound "
+                f"(ppo_clip and gspo have), found {self.dual_clip} with loss: {self.loss}"
             )
         if self.importance_low > self.importance_high:
             raise ValueError(
